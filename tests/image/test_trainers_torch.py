@@ -388,7 +388,8 @@ model = models.resnet18(num_classes=12)
 model.load_state_dict(load_file("/tmp/imagenet-model/model.safetensors"))
 about = safe_open("/tmp/imagenet-model/model.safetensors", "pt").metadata()
 print(json.dumps([count(answers, labels, terms * {FLOAT32}, most) for most in (1, 5)] +
-                 [tests[-1]["top5"], [test["loss"] for test in tests], _device.weights_sha256(model), about]))
+                 [tests[-1]["top5"], [test["loss"] for test in tests],
+                  _device.weights_sha256(model.state_dict()), about]))
 """)
     (first, first_close), (fifth, fifth_close), top5, losses, exported, about = json.loads(counted.lines[-1])
     assert exported == whole["weights_sha256"], "the averaged weights, which were tested"

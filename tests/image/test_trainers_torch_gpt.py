@@ -312,7 +312,8 @@ def test_text_checkpoints_logs_and_export_can_be_in_a_bucket(here: Box, tmp_path
     saved = [f"checkpoints/step-{step:09d}/{name}" for step in (7, 10, 20)
              for name in (".metadata", "__0_0.distcp", "run.json")]  # fmt: skip
     assert files == [*saved, "model/config.json", "model/model.safetensors", "model/tokenizer.json",
-                     "model/tokenizer_config.json", "out/metrics.jsonl", "out/report.json"]  # fmt: skip
+                     "model/tokenizer_config.json", "out/metrics.jsonl", "out/report.json",
+                     "out/report.png"]  # fmt: skip
 
 
 def test_fake_data_needs_no_files(here: Box) -> None:
@@ -326,6 +327,7 @@ def test_fake_data_needs_no_files(here: Box) -> None:
      (("--datadir=/data/none",), "--datadir /data/none: does not exist"),
      (("--heads=3",), "--width 32 is not an even multiple of --heads 3"),
      (("--heads=4", "--kv-heads=3"), "--heads 4 is not a multiple of --kv-heads 3"),
+     (("--precision=fp16",), "--precision: 'fp16' is not one of auto, fp32, bf16"),
      (("--block-size=9999999",), "which is less than two windows of 9999999: lower --block-size, or add text")],
 )  # fmt: skip
 def test_a_mistake_is_one_line(here: Box, words: tuple[str, ...], says: str) -> None:

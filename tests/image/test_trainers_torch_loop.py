@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from trainers.common import mnist_data
 
-from tests.image.trainer_box import FLOAT32, PYTHON, Box, Ended, box, few_digits
+from tests.image.trainer_box import COUNT, FLOAT32, MNIST_FORWARD, PYTHON, Box, Ended, box, few_digits
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
@@ -241,7 +241,7 @@ from safetensors.torch import load_file
 from trainers.torch import _device, mnist
 model = mnist.cnn()
 model.load_state_dict(load_file("/tmp/best-model/model.safetensors"))
-print(_device.weights_sha256(model))
+print(_device.weights_sha256(model.state_dict()))
 """)
     assert exported.lines[-1] == second["weights_sha256"], exported.output
     assert here.run("ls", "/tmp/best").output.split() == ["best.ckpt", "step-000000066.ckpt"]
@@ -260,6 +260,25 @@ from trainers.torch import _device, mnist
 words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
 _device.main(mnist.main, words, "mnist")
 """
+
+
+def test_the_accuracy_of_the_exported_model_is_stated(here: Box) -> None:
+    """Tests in bf16 and in fp32 differ by a few images; so may the program's by near ties."""
+    run = ("--device=cpu", "--datadir=/data/digits", "--epochs=2", "--precision=bf16", "--export-dir=/tmp/stated")
+    ended = here.trainer("torch.mnist", *run)
+    stated = ended.learned()["exported_accuracy"]
+    assert f"Exported model: test accuracy {stated:.2f} % in fp32" in ended.lines, ended.output
+    counted = here.python(f"""{COUNT}
+import json, torch
+from trainers.common import mnist_data
+images, labels = mnist_data.load_mnist("/data/digits", "test")
+answers = torch.export.load("/tmp/stated/model.pt2").module()(torch.from_numpy(images.copy())).detach().numpy()
+print(json.dumps(count(answers, labels, {MNIST_FORWARD} * {FLOAT32})))
+""")
+    right, close = json.loads(counted.lines[-1])
+    assert abs(right - round(stated * 3.6)) <= close, "360 images"
+    trained = here.trainer("torch.mnist", *run[:3], "--precision=fp32", "--export-dir=/tmp/stated").learned()
+    assert "exported_accuracy" not in trained, "that of the test"
 
 
 def test_without_the_packages_of_a_format_a_note_says_so_and_the_others_are_exported(here: Box) -> None:

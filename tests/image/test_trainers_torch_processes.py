@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.image.trainer_box import PYTHON, Box, box
+from tests.image.trainer_box import FLOAT32, PYTHON, Box, box
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 from trainyard.sandbox.fakes import storage
@@ -199,10 +199,122 @@ print(all(torch.equal(*pair) for pair in zip(started, (given[name] for name in n
       list(state["model"]["fc.weight"].shape), rates)
 """)
     assert compared.output == "True 60 [5, 512] [1, 0.1]\n", compared.output
-    for path, said in (("/tmp/none.pth", "No such file"), ("/tmp/nonsense.pth", "nonsense")):
+    for path, said in (("/tmp/none.pth", "[Errno 2] No such file"), ("/tmp/nonsense.pth", "conv1.weight is missing")):
         wrong = here.trainer("torch.flowers", *run, f"--weights={path}")
-        assert wrong.code == 1 and f"flowers: --weights {path}: no weights of resnet18" in wrong.output, wrong.output
-        assert said in wrong.output and "Traceback" not in wrong.output
+        assert wrong.code == 1 and "Traceback" not in wrong.output
+        assert f"flowers: --weights {path}: no weights of resnet18: {said}" in wrong.output, wrong.output
+
+
+# Models with random weights and averages of batch norm, and what loads a file of them as the trainer does.
+WEIGHTS = """
+import argparse, torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torchvision import models
+from trainers.common.exits import UserError
+from trainers.torch import flowers
+
+def made(name):
+    torch.manual_seed(5)
+    model = models.get_model(name, weights=None)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and (tensor.dim() < 2 or name.startswith("heads.")):
+            tensor.data.uniform_(0.5, 1.5)
+    return model.eval()
+
+def loaded(name, path, side=224, classes=1000):
+    return flowers.network(argparse.Namespace(model=name, weights=path, image_size=side), classes).eval()
+
+# As timm 1.0.31 has it, by the names of its weights: https://github.com/huggingface/pytorch-image-models/blob/v1.0.31/timm/models/vision_transformer.py
+def timm_vit(w, images):
+    x = F.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=16).flatten(2).transpose(1, 2)
+    x = torch.cat([w["cls_token"].expand(len(x), -1, -1), x], dim=1) + w["pos_embed"]
+    def linear(name, x):
+        return F.linear(x, w[name + ".weight"], w[name + ".bias"])
+    def norm(name, x):
+        return F.layer_norm(x, [768], w[name + ".weight"], w[name + ".bias"], 1e-6)
+    for block in (f"blocks.{number}." for number in range(12)):
+        qkv = linear(block + "attn.qkv", norm(block + "norm1", x)).reshape(len(x), -1, 3, 12, 64)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = (q @ k.transpose(2, 3) / 8).softmax(dim=3) @ v
+        x = x + linear(block + "attn.proj", mixed.transpose(1, 2).reshape(x.shape))
+        x = x + linear(block + "mlp.fc2", F.gelu(linear(block + "mlp.fc1", norm(block + "norm2", x))))
+    return linear("head", norm("norm", x)[:, 0])
+
+TIMM = {"cls_token": [1, 1, 768], "pos_embed": [1, 197, 768], "patch_embed.proj.weight": [768, 3, 16, 16],
+        "patch_embed.proj.bias": [768], "norm.weight": [768], "norm.bias": [768], "head.weight": [1000, 768],
+        "head.bias": [1000]}
+for block in (f"blocks.{number}." for number in range(12)):
+    for layer, rows, columns in (("attn.qkv", 2304, 768), ("attn.proj", 768, 768), ("mlp.fc1", 3072, 768),
+                                 ("mlp.fc2", 768, 3072)):
+        TIMM |= {f"{block}{layer}.weight": [rows, columns], f"{block}{layer}.bias": [rows]}
+    TIMM |= {f"{block}norm{number}.{kind}": [768] for number in (1, 2) for kind in ("weight", "bias")}
+images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+"""
+
+
+def test_safetensors_with_the_names_of_torchvision_or_timm_give_the_logits_of_their_models(here: Box) -> None:
+    """ResNets have the same names in both. Of a vision transformer, timm's attention adds in another order."""
+    compared = here.python(f"""{WEIGHTS}
+with torch.no_grad():
+    for name in ("resnet18", "resnet50", "vit_b_16"):
+        model, path = made(name), f"/tmp/{{name}}.safetensors"
+        save_file(model.state_dict(), path)
+        ours, last = loaded(name, path), "heads" if name == "vit_b_16" else "fc"
+        assert not torch.equal(ours(images), model(images)), "all but the last layer"
+        getattr(ours, last).load_state_dict(getattr(model, last).state_dict())
+        assert torch.equal(ours(images), model(images)) and model(images).abs().max() > 0, name
+    torch.manual_seed(6)
+    weights = {{name: torch.randn(shape) * 0.05 for name, shape in TIMM.items()}}
+    save_file(weights, "/tmp/timm.safetensors")
+    ours = loaded("vit_b_16", "/tmp/timm.safetensors")
+    ours.heads.head.load_state_dict({{"weight": weights["head.weight"], "bias": weights["head.bias"]}})
+    expected = timm_vit(weights, images)
+    terms = 16 * 16 * 3 + 12 * (768 + 64 + 197 + 768 + 768 + 3072) + 768
+    assert (ours(images) - expected).abs().max() <= terms * {FLOAT32} * expected.abs().max()
+    smaller = loaded("vit_b_16", "/tmp/timm.safetensors", 64, 5)
+    print(list(smaller.encoder.pos_embedding.shape), list(smaller(images[:, :, :64, :64]).shape))
+""")
+    assert compared.output == "[1, 17, 768] [2, 5]\n", compared.output
+
+
+def test_a_file_that_does_not_have_the_weights_is_one_line_with_the_first_difference(here: Box) -> None:
+    said = here.python(f"""{WEIGHTS}
+for name in ("resnet18", "resnet34", "resnet50"):
+    save_file(made(name).state_dict(), f"/tmp/{{name}}.safetensors")
+torch.save(made("resnet18").state_dict(), "/tmp/pickled.safetensors")
+torch.save(made("resnet18"), "/tmp/module.pth")
+torch.save(torch.zeros(1), "/tmp/tensor.pth")
+open("/tmp/cut.safetensors", "wb").write(open("/tmp/resnet18.safetensors", "rb").read()[:1000000])
+for name, path in (("resnet18", "resnet50.safetensors"), ("resnet18", "resnet34.safetensors"),
+                   ("resnet34", "resnet18.safetensors"), ("vit_b_16", "resnet18.safetensors"),
+                   ("resnet18", "cut.safetensors"), ("resnet18", "pickled.safetensors"),
+                   ("resnet18", "module.pth"), ("resnet18", "tensor.pth"), ("resnet18", "none.safetensors")):
+    try:
+        loaded(name, "/tmp/" + path)
+    except UserError as error:
+        print(str(error).removeprefix(f"--weights /tmp/{{path}}: no weights of {{name}}: "))
+""")
+    assert said.lines == [
+        "layer1.0.conv1.weight has the shape [64, 64, 1, 1], not [64, 64, 3, 3]",
+        "layer1.2.bn1.bias is not among them",
+        "layer1.2.conv1.weight is missing",
+        "class_token is missing",
+        "it is no safetensors file, or not a whole one (Error while deserializing: incomplete metadata, file not fully"
+        " covered)",
+        "it is no safetensors file, or not a whole one (Error while deserializing: header too large)",
+        "it is no file of torch.save(model.state_dict())",
+        "it is a Tensor, not a model.state_dict()",
+        "[Errno 2] No such file or directory: '/tmp/none.safetensors'",
+    ]
+    for model, words, line in (
+        ("vit_b_16", (), "--model vit_b_16: --image-size 40 is not a multiple of 16"),
+        ("vit", ("--weights=/tmp/resnet18.safetensors",), "--weights needs --model resnet18, resnet34, resnet50 or"
+         " vit_b_16"),
+    ):  # fmt: skip
+        ended = here.trainer("torch.flowers", *CPU, "--fake-data", "--fake-images=50", "--image-size=40",
+                             f"--model={model}", *words)  # fmt: skip
+        assert (ended.code, ended.lines[-1]) == (2, f"flowers: {line}"), ended.output
 
 
 def test_a_trace_has_the_operators_of_its_steps_and_a_deterministic_run_gives_the_same_bits(
@@ -306,16 +418,16 @@ for capture in (False, True):
 
     run = step
     if capture:
-        before = _device.weights_sha256(model)
+        before = _device.weights_sha256(model.state_dict())
         changed = [*_device.changed_by_step(model, optimizer), loss]
         run = captured = _device.CapturedStep(step, changed, [images[0], labels[0]], FakeCuda())
-        assert _device.weights_sha256(model) == before and loss.item() == 0
+        assert _device.weights_sha256(model.state_dict()) == before and loss.item() == 0
         assert states and not any(value.any() for value in states)
     for batch in zip(images, labels):
         run(*batch)
     now = [value for entry in optimizer.state.values() for value in entry.values()]
     assert all(one is other for one, other in zip(states, now)), "the state that a captured step writes to"
-    results.append((_device.weights_sha256(model), loss.item()))
+    results.append((_device.weights_sha256(model.state_dict()), loss.item()))
 assert results[0] == results[1], results
 print("alike")
 """,

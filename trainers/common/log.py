@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 
 from trainers.common import paths
 from trainers.common.exits import Diverged, UserError, again
@@ -227,46 +227,35 @@ def _tensorboard(folder: str) -> Any:
         raise UserError(f"--logdir {folder}: {error.strerror}") from None
 
 
-class Log:
-    """The log of one run; a context manager around its loop.
+class Journal:
+    """What the logs of all trainers have in common; a context manager around a run's loop.
 
     On a :class:`UserError` it writes the summary before the error is passed on. Steps are global and count from 0.
     """
 
-    def __init__(
-        self, trainer: str, args: argparse.Namespace, devices: Devices, global_batch: int, steps_per_epoch: int
-    ) -> None:
+    tested, tested_as = "loss", "val_loss"  # what tuning and a report have of the tests, and its name in the report
+    unit = 1  # of that, in what tuning gets
+
+    def __init__(self, trainer: str, args: argparse.Namespace, devices: Devices) -> None:
         self.trainer, self.args, self.devices = trainer, args, devices
-        self.global_batch, self.steps_per_epoch = global_batch, steps_per_epoch
         self.tests: list[dict[str, float]] = []
         self.curve: list[tuple[int, float]] = []
-        self.meter = Meter()
         if devices.chief and args.export_dir:
             paths.check_writable(args.export_dir)  # rather than after hours of training
         folder = args.output_dir or args.logdir
         metrics_file = args.metrics_file or (folder and paths.join(folder, "metrics.jsonl"))
         self._output = Output(devices.chief, metrics_file, args.logdir)
-        self._hypertune: Any = None
-        names = ("CLOUD_ML_TRIAL_ID", "CLOUD_ML_HP_METRIC_FILE")
-        if devices.chief and (args.hypertune_tag or any(os.environ.get(name) for name in names)):
-            self._hypertune = reporter(args.hypertune_tag)
+        self._hypertune = reporter(args.hypertune_tag) if devices.chief else None
         self._started = time.monotonic()
-        self._first_loss: float | None = None
         self._step = 0  # steps done, including those before the run was resumed
         self._resumed_from: int | None = None
         self._saved: int | None = None  # the step of the newest checkpoint
-        self._training = contextlib.ExitStack()
+        self._training = contextlib.ExitStack()  # what ends when training does
         self._finished = False
-
-    # --- in the order in which a loop calls them --------------------------------------------------------
 
     def say(self, line: str) -> None:
         """Print ``line``, on the chief only."""
         self._output.say(line)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Write the event ``kind`` with ``fields`` to the metrics file."""
-        self._output.event(kind, **fields)
 
     def load(self, text: str, step: int) -> None:
         """Continue the log of the run that saved ``text``, the result of :meth:`state`, at ``step``."""
@@ -278,68 +267,34 @@ class Log:
         """The tests and the loss curve so far, for a checkpoint."""
         return json.dumps({"tests": self.tests, "curve": self.curve})
 
-    def start(self, learning_rate: float, **what: Any) -> None:
-        """Log the beginning of the run. ``what`` describes the run, as in its checkpoints."""
-        self._output.event(
-            "start", **what, trainer_flags=vars(self.args), device=self.devices.label, replicas=self.devices.replicas,
-            processes=self.devices.processes, steps_per_epoch=self.steps_per_epoch, learning_rate=learning_rate,
-            resumed_from=self._resumed_from, versions=self._versions(),
-        )  # fmt: skip
+    def begin(self, **what: Any) -> None:
+        """Log the beginning of the run, which ``what`` describes."""
+        self._output.event("start", **what, trainer_flags=vars(self.args), device=self.devices.label,
+                           processes=self.devices.processes, resumed_from=self._resumed_from,
+                           versions=self._versions())  # fmt: skip
         if self._resumed_from is not None:
             self.say(f"Resumed from step {self._resumed_from} in {self.args.checkpoint_dir}")
-        replicas = self.devices.replicas
         for test in self.tests:  # the tuning service reads a new file in each container
             if not (self.args.eval_only and test["step"] == self._step):
-                self._tune(test["accuracy"], test["loss"], int(test["step"]))
-        if replicas > 1:
-            scaled = f"--lr {self.args.lr:g} times" if self.args.scale_lr else "--lr is not scaled (see --scale-lr) for"
-            self.say(f"Learning rate {learning_rate:g}: {scaled} {replicas} devices, {self.global_batch} images a step")
+                self._tune(test)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Log the beginning of the training of ``epoch``, from 1; the time until :meth:`end_epoch` counts as such."""
-        self.say(f"Epoch {epoch} train begin {clock()}")
-        self._training.enter_context(self.meter.training())
+    def _tune(self, test: dict[str, float]) -> None:
+        if self._hypertune and math.isfinite(test["loss"]):
+            value, step = test[self.tested] / self.unit, int(test["step"])
+            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, value, step)
 
-    def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """A context whose time counts as waiting for data."""
-        return self.meter.waiting()
-
-    def paused(self) -> contextlib.AbstractContextManager[None]:
-        """A context whose time does not count as training, such as saving."""
-        return self.meter.paused()
-
-    def step(self, epoch: int, step: int, count: int = 1) -> None:
-        """Count ``count`` steps of ``epoch``, of which ``step`` is the last."""
-        self._step = step + 1
-        self.meter.add(count * self.global_batch // self.devices.replicas)
-        self._output.progress(epoch, self._step - (epoch - 1) * self.steps_per_epoch, self.steps_per_epoch)
-
-    def train(self, epoch: int, step: int, loss: float, learning_rate: float) -> None:
-        """Log the ``loss`` of ``step``; raises :class:`Diverged` if it is not finite.
-
-        All processes must pass the same loss, so that all of them stop: the mean over all processes.
-        """
-        self.check_finite(loss)
-        if self._first_loss is None:
-            self._first_loss = loss
-        self.curve.append((step + 1, loss))
+    def add_loss(self, loss: float) -> None:
+        """Add the ``loss`` of the last step to the curve."""
+        self.curve.append((self._step, loss))
         if len(self.curve) > _CURVE_POINTS:
             self.curve = self.curve[::2]
-        rate, global_rate = self.meter.read()
-        count, seconds = self.devices.compilations()
-        position, replicas = step - (epoch - 1) * self.steps_per_epoch, self.devices.replicas
-        self.say(train_line(self.devices.label, epoch, position, loss, rate, global_rate, clock()))
-        self._output.event(
-            "train", epoch=epoch, step=position, global_step=step + 1, loss=loss, learning_rate=learning_rate,
-            rate=rate, global_rate=global_rate, rate_total=rate * replicas, global_rate_total=global_rate * replicas,
-            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds,
-        )  # fmt: skip
-        self._output.scalars(step + 1, train_loss=loss, train_rate=rate, train_learning_rate=learning_rate)
 
-    def check_weights(self, name: str) -> None:
-        """Raise :class:`Diverged` in all processes if any passes the ``name`` of a weight that is not finite."""
-        if self.devices.maximum([bool(name)])[0]:
-            self.check_finite(math.nan, f"the weight {name}" if name else "a weight of another process")
+    def add_test(self, **test: float) -> None:
+        """Add a ``test`` after the last step, and report it to hyperparameter tuning."""
+        # A checkpoint can contain the test of its step, which --eval-only repeats.
+        self.tests = [other for other in self.tests if other["step"] != self._step]
+        self.tests.append({"step": self._step, **test})
+        self._tune(self.tests[-1])
 
     def check_finite(self, loss: float, what: str = "the loss") -> None:
         """Raise :class:`Diverged` if ``loss``, the same in all processes, is not finite."""
@@ -355,6 +310,127 @@ class Log:
         self._saved = step
         if path:
             self._output.event("checkpoint", global_step=step, path=path)
+
+    def where_saved(self) -> str:
+        """What a run that stops now has saved, for messages."""
+        if self._saved is None:
+            return "nothing is saved without --checkpoint-dir"
+        return f"step {self._saved} is saved, run {again(self.args.resume)} to resume"
+
+    def exported(self, folder: str, names: list[str], accuracy: float | None = None) -> None:
+        """Log that the files ``names`` were exported into ``folder``, and their ``accuracy`` in percent if it is not
+        that of the last test."""
+        self.say(f"Exported {', '.join(names)} to {folder}")
+        if accuracy is not None:
+            self.say(f"Exported model: test accuracy {accuracy:.2f} % in fp32")
+        self._output.event("export", folder=folder, names=names)
+
+    def finish(self, status: str, code: int, weights_sha256: str = "", **more: Any) -> int:
+        """Write the summary, with ``more`` in it, and the report; returns ``code``, with which the process exits.
+
+        ``status`` says how the run ended: completed, stopped (by ``--num-steps``), preempted, reached or missed (the
+        target). ``weights_sha256`` shows whether two runs have the same result to the bit.
+        """
+        if status in ("stopped", "preempted"):
+            self.say(f"Ended after step {self._step} ({status}); {self.where_saved()}")
+        summary = self._summary(status, code, weights_sha256, more)
+        if self.devices.chief and self.args.output_dir:
+            tests = [(int(test["step"]), test[self.tested]) for test in self.tests]
+            write_report(self.args.output_dir, summary, self.curve, tests, self.tested_as)
+        self.say(json.dumps(summary))
+        self._output.close()
+        self._finished = True
+        return code
+
+    def results(self) -> dict[str, Any]:
+        """Return what the summary says about this kind of run."""
+        raise NotImplementedError
+
+    def _summary(self, status: str, code: int, weights_sha256: str, more: dict[str, Any]) -> dict[str, Any]:
+        return self._output.event(
+            "summary", trainer=self.trainer, status=status, exit_code=code, **self.results(),
+            wall_seconds=time.monotonic() - self._started, global_step=self._step, resumed_from=self._resumed_from,
+            repeated_reads=paths.retries.count, device=self.devices.label, processes=self.devices.processes,
+            seed=self.args.seed, weights_sha256=weights_sha256, versions=self._versions(), **more,
+        )  # fmt: skip
+
+    def _versions(self) -> dict[str, str]:
+        return {"python": platform.python_version(), **self.devices.versions()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._training.close()
+        if isinstance(error, UserError) and not self._finished:
+            stopped = error.code > 128  # by a signal, as shells count: SIGTERM is 128 + 15
+            status = "diverged" if isinstance(error, Diverged) else "preempted" if stopped else "failed"
+            self.say(json.dumps(self._summary(status, error.code, "", {"error": str(error)})))
+        self._output.close()
+
+
+class Log(Journal):
+    """The log of a run that classifies images."""
+
+    tested = tested_as = "accuracy"
+    unit = 100  # percent
+
+    def __init__(
+        self, trainer: str, args: argparse.Namespace, devices: Devices, global_batch: int, steps_per_epoch: int
+    ) -> None:
+        super().__init__(trainer, args, devices)
+        self.global_batch, self.steps_per_epoch = global_batch, steps_per_epoch
+        self.meter = Meter()
+        self.waiting, self.paused = self.meter.waiting, self.meter.paused
+        self._first_loss: float | None = None
+
+    # --- in the order in which a loop calls them --------------------------------------------------------
+
+    def start(self, learning_rate: float, **what: Any) -> None:
+        """Log the beginning of the run. ``what`` describes the run, as in its checkpoints."""
+        replicas = self.devices.replicas
+        self.begin(**what, replicas=replicas, steps_per_epoch=self.steps_per_epoch, learning_rate=learning_rate)
+        if replicas > 1:
+            scaled = f"--lr {self.args.lr:g} times" if self.args.scale_lr else "--lr is not scaled (see --scale-lr) for"
+            self.say(f"Learning rate {learning_rate:g}: {scaled} {replicas} devices, {self.global_batch} images a step")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Log the beginning of the training of ``epoch``, from 1; the time until :meth:`end_epoch` counts as such."""
+        self.say(f"Epoch {epoch} train begin {clock()}")
+        self._training.enter_context(self.meter.training())
+
+    def step(self, epoch: int, step: int, count: int = 1) -> None:
+        """Count ``count`` steps of ``epoch``, of which ``step`` is the last."""
+        self._step = step + 1
+        self.meter.add(count * self.global_batch // self.devices.replicas)
+        self._output.progress(epoch, self._step - (epoch - 1) * self.steps_per_epoch, self.steps_per_epoch)
+
+    def train(self, epoch: int, step: int, loss: float, learning_rate: float) -> None:
+        """Log the ``loss`` of ``step``; raises :class:`Diverged` if it is not finite.
+
+        All processes must pass the same loss, so that all of them stop: the mean over all processes.
+        """
+        self.check_finite(loss)
+        if self._first_loss is None:
+            self._first_loss = loss
+        self.add_loss(loss)
+        rate, global_rate = self.meter.read()
+        count, seconds = self.devices.compilations()
+        position, replicas = step - (epoch - 1) * self.steps_per_epoch, self.devices.replicas
+        self.say(train_line(self.devices.label, epoch, position, loss, rate, global_rate, clock()))
+        self._output.event(
+            "train", epoch=epoch, step=position, global_step=step + 1, loss=loss, learning_rate=learning_rate,
+            rate=rate, global_rate=global_rate, rate_total=rate * replicas, global_rate_total=global_rate * replicas,
+            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds,
+        )  # fmt: skip
+        self._output.scalars(step + 1, train_loss=loss, train_rate=rate, train_learning_rate=learning_rate)
+
+    def check_weights(self, name: str) -> None:
+        """Raise :class:`Diverged` in all processes if any passes the ``name`` of a weight that is not finite."""
+        if self.devices.maximum([bool(name)])[0]:
+            self.check_finite(math.nan, f"the weight {name}" if name else "a weight of another process")
 
     def end_epoch(self, epoch: int, complete: bool = True) -> None:
         """Log the end of the training of ``epoch``, if it is ``complete``."""
@@ -375,90 +451,38 @@ class Log:
         self._output.event("test", epoch=epoch, global_step=self._step, accuracy=accuracy, loss=loss, count=count,
                            correct=correct, **more)  # fmt: skip
         self._output.scalars(self._step, test_accuracy=accuracy, test_loss=loss)
-        self._tune(accuracy, loss, self._step)
-        # A checkpoint can contain the test of its step, which --eval-only repeats.
-        self.tests = [test for test in self.tests if test["step"] != self._step]
-        self.tests.append({"epoch": epoch, "step": self._step, "accuracy": accuracy, "loss": loss, **more})
+        self.add_test(epoch=epoch, accuracy=accuracy, loss=loss, **more)
         if not math.isfinite(loss):
             self.say(f"The test loss is not finite by step {self._step}: this accuracy does not count")
             return -1.0
         return accuracy
-
-    def _tune(self, accuracy: float, loss: float, step: int) -> None:
-        """Report the ``accuracy`` in percent after ``step`` steps to hyperparameter tuning, if ``loss`` is finite."""
-        if self._hypertune and math.isfinite(loss):
-            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, accuracy / 100, step)
 
     @property
     def best(self) -> float | None:
         """Return the best accuracy of the tests whose loss was finite, in percent; None before the first."""
         return max((test["accuracy"] for test in self.tests if math.isfinite(test["loss"])), default=None)
 
-    def where_saved(self) -> str:
-        """What a run that stops now has saved, for messages."""
-        if self._saved is None:
-            return "nothing is saved without --checkpoint-dir"
-        return f"step {self._saved} is saved, run {again(self.args.resume)} to resume"
-
-    def exported(self, folder: str, names: list[str]) -> None:
-        """Log that the files ``names`` were exported into ``folder``."""
-        self.say(f"Exported {', '.join(names)} to {folder}")
-        self._output.event("export", folder=folder, names=names)
-
     def finish(self, status: str, code: int, weights_sha256: str = "", **more: Any) -> int:
-        """Write the summary and the report; returns ``code``, with which the process exits.
-
-        ``status`` says how the run ended: completed, stopped (by ``--num-steps``), preempted, reached or missed (the
-        target accuracy). ``weights_sha256`` shows whether two runs have the same result to the bit.
-        """
+        """Print the best accuracy, and go on as :meth:`Journal.finish`."""
         if self.best is not None:
             self.say(f"Max Accuracy: {self.best:.2f}%")
-        if status in ("stopped", "preempted"):
-            self.say(f"Ended after step {self._step} ({status}); {self.where_saved()}")
-        summary = self._summary(status, code, weights_sha256, more)
-        if self.devices.chief and self.args.output_dir:
-            accuracies = [(test["step"], test["accuracy"]) for test in self.tests]
-            write_report(self.args.output_dir, summary, self.curve, accuracies)
-        self.say(json.dumps(summary))
-        self._output.close()
-        self._finished = True
-        return code
+        return super().finish(status, code, weights_sha256, **more)
 
-    def _summary(self, status: str, code: int, weights_sha256: str, more: dict[str, Any]) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
+        """Return accuracies, losses, and the speed of the training."""
         last = self.tests[-1] if self.tests else {"accuracy": None, "loss": None}
         count, seconds = self.devices.compilations()
-        return self._output.event(
-            "summary", trainer=self.trainer, status=status, exit_code=code, accuracy=last["accuracy"],
-            max_accuracy=self.best, test_loss=last["loss"], loss_first=self._first_loss,
-            loss_last=self.curve[-1][1] if self.curve else None,
-            images_per_second=self.meter.images * self.devices.replicas / max(self.meter.training_seconds, 1e-9),
-            train_seconds=self.meter.training_seconds, wall_seconds=time.monotonic() - self._started,
-            data_wait=self._data_wait(), compile_count=count, compile_seconds=seconds,
-            epochs=self._step // self.steps_per_epoch,
-            global_step=self._step, resumed_from=self._resumed_from, repeated_reads=paths.retries.count,
-            device=self.devices.label,
-            replicas=self.devices.replicas, processes=self.devices.processes, global_batch=self.global_batch,
-            seed=self.args.seed, weights_sha256=weights_sha256, versions=self._versions(), **more,
-        )  # fmt: skip
+        return {
+            "accuracy": last["accuracy"], "max_accuracy": self.best, "test_loss": last["loss"],
+            "loss_first": self._first_loss, "loss_last": self.curve[-1][1] if self.curve else None,
+            "images_per_second": self.meter.images * self.devices.replicas / max(self.meter.training_seconds, 1e-9),
+            "train_seconds": self.meter.training_seconds, "data_wait": self._data_wait(), "compile_count": count,
+            "compile_seconds": seconds, "epochs": self._step // self.steps_per_epoch,
+            "replicas": self.devices.replicas, "global_batch": self.global_batch,
+        }  # fmt: skip
 
     def _data_wait(self) -> float:
         return self.meter.waited / max(self.meter.training_seconds, self.meter.waited, 1e-9)
-
-    def _versions(self) -> dict[str, str]:
-        return {"python": platform.python_version(), **self.devices.versions()}
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._training.close()
-        if isinstance(error, UserError) and not self._finished:
-            stopped = error.code > 128  # by a signal, as shells count: SIGTERM is 128 + 15
-            status = "diverged" if isinstance(error, Diverged) else "preempted" if stopped else "failed"
-            self.say(json.dumps(self._summary(status, error.code, "", {"error": str(error)})))
-        self._output.close()
 
 
 # --- hyperparameter tuning --------------------------------------------------------------------------------------------
@@ -517,33 +541,34 @@ def reporter(tag: str) -> HyperTune | None:
         raise UserError(f"hypertune: {error.filename}: {error.strerror}; set CLOUD_ML_HP_METRIC_FILE") from None
 
 
-# --- report.json and report.png: loss and test accuracy of a run ------------------------------------------------------
+# --- report.json and report.png: training loss and tests of a run ----------------------------------------------------
 
 _WIDTH, _HEIGHT, _MARGIN, _TOP = 480, 300, 56, 40
 _AXIS, _GRID = (110, 110, 110), (225, 225, 225)
 Points = Sequence[tuple[float, float]]
 
 
-def write_report(folder: str, summary: dict[str, Any], losses: Points, accuracies: Points) -> None:
+def write_report(folder: str, summary: dict[str, Any], losses: Points, tests: Points, name: str) -> None:
     """Write report.json (``summary`` and both curves) and report.png (the curves side by side) into ``folder``.
 
-    ``losses`` are (step, training loss), ``accuracies`` (step, test accuracy in percent).
+    ``losses`` are (step, training loss), ``tests`` (step, ``name``): "accuracy" in percent, or "val_loss".
     """
     paths.make_folder(folder)
-    content = {"summary": summary, "loss": list(losses), "accuracy": list(accuracies)}
+    content = {"summary": summary, "loss": list(losses), name: list(tests)}
     with paths.atomic_file(paths.join(folder, "report.json")) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
     with paths.atomic_file(paths.join(folder, "report.png")) as file:
-        file.write(_picture(str(summary.get("trainer", "")), losses, accuracies))
+        file.write(_picture(str(summary.get("trainer", "")), losses, tests, name))
 
 
-def _picture(title: str, losses: Points, accuracies: Points) -> bytes:
+def _picture(title: str, losses: Points, tests: Points, name: str) -> bytes:
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (2 * _WIDTH, _HEIGHT), "white")
     draw = ImageDraw.Draw(image)
     _plot(draw, 0, f"{title}: training loss", losses, (31, 119, 180))
-    _plot(draw, _WIDTH, "test accuracy, %", accuracies, (214, 39, 40))
+    titles = {"accuracy": "test accuracy, %", "val_loss": "validation loss"}
+    _plot(draw, _WIDTH, titles[name], tests, (214, 39, 40))
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

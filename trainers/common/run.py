@@ -58,12 +58,7 @@ class Checkpoints:
                 paths.remove(paths.join(self.folder, name))
         others = [name for name in names if re.fullmatch(r"(step-\d+|best)\.ckpt", name)]
         if others and not (resume and self.steps()):
-            began = time.strftime("old-%Y%m%dT%H%M%SZ", time.gmtime())
-            unused = (began, *(f"{began}-{number}" for number in range(2, len(names) + 3)))
-            place = paths.join(self.folder, next(name for name in unused if name not in names))
-            for name in others:
-                paths.move(paths.join(self.folder, name), paths.join(place, name))
-            print(f"note: the checkpoints of an earlier run are in {place} now", file=sys.stderr)
+            set_aside(self.folder, others, paths.move)
 
     def save(self, state: State, step: int) -> str:
         """Write ``state``; raises :class:`UserError` if that fails, with all earlier checkpoints unchanged."""
@@ -84,11 +79,8 @@ class Checkpoints:
             return path
         # A full disk is a RuntimeError from torch's writer, an OSError from the file system.
         except (OSError, RuntimeError) as error:
-            kept = self.steps()
-            rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise UserError(f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command"
-                            f" {self._again} to resume") from None  # fmt: skip
+            raise cannot_save(path, reason, self.steps(), self._again) from None
 
     def newest(self) -> State | None:
         """Return the newest checkpoint that is readable and whose weights are finite, or None if the folder has none.
@@ -128,6 +120,23 @@ class Checkpoints:
         except Exception as error:  # damaged archives raise zlib.error, RuntimeError, KeyError and more
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{path} cannot be used ({reason})") from None
+
+
+def set_aside(folder: str, names: list[str], move: Callable[[str, str], None]) -> None:
+    """Move the checkpoints ``names`` of ``folder`` to a new folder ``old-<UTC>`` in it with ``move(path, target)``."""
+    taken, began = paths.names(folder), time.strftime("old-%Y%m%dT%H%M%SZ", time.gmtime())
+    unused = (began, *(f"{began}-{number}" for number in range(2, len(taken) + 3)))
+    place = paths.join(folder, next(name for name in unused if name not in taken))
+    for name in names:
+        move(paths.join(folder, name), paths.join(place, name))
+    print(f"note: the checkpoints of an earlier run are in {place} now", file=sys.stderr)
+
+
+def cannot_save(path: str, reason: str, kept: list[int], again: str) -> UserError:
+    """Return the error that the checkpoint ``path`` cannot be written, where those of the steps ``kept`` are."""
+    rest = f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no earlier checkpoint"
+    return UserError(f"{path}: cannot be saved ({reason}); {rest}; free disk space and run the same command {again}"
+                     " to resume")  # fmt: skip
 
 
 def check_same_run(
@@ -267,11 +276,12 @@ class Run:
         ``test(poll)`` calls ``poll()`` before each batch, and returns the number of correct answers, the sum of losses,
         and, if it has it, the number of correct answers among the best five.
         """
+        self._evaluate = test
         if self.args.eval_only:
             if not self._resumed:
                 raise UserError(f"--eval-only: {self.args.checkpoint_dir} has no checkpoint", USAGE)
             self.epoch = self.step // self.steps_per_epoch
-            self._test(test)
+            self._test()
             return
         for epoch in range(len(self.log.tests) + 1, self.args.epochs + 1):
             self.epoch = epoch
@@ -279,7 +289,7 @@ class Run:
             if self.step < epoch * self.steps_per_epoch:
                 self._status = "preempted" if self.code else "stopped"
                 return
-            best, accuracy = self.log.best, self._test(test)
+            best, accuracy = self.log.best, self._test()
             if self.args.keep_best and (best is None or accuracy > best):
                 state = self._state()
                 if self.device.chief:
@@ -323,7 +333,7 @@ class Run:
 
     def finish(self, export: Callable[[str], list[str]], **more: Any) -> None:
         """Export and write the summary. ``export(folder)`` writes the tested model and returns the names of its files;
-        ``more`` is for the summary."""
+        ``more`` is for the summary. Exported models compute in fp32, so those of another precision are tested again."""
         args, log, device = self.args, self.log, self.device
         self._tracer.close()
         if self._status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
@@ -332,8 +342,12 @@ class Run:
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(self.parts, state)
         digest = device.digest(self.tested)
-        if args.export_dir and device.chief and self._status not in ("stopped", "preempted"):
-            log.exported(args.export_dir, export(args.export_dir))
+        if args.export_dir and self._status not in ("stopped", "preempted"):
+            if device.precision != "fp32":
+                device.use_fp32()
+                more["exported_accuracy"] = 100 * self._count()[0] / self.test_count
+            if device.chief:
+                log.exported(args.export_dir, export(args.export_dir), more.get("exported_accuracy"))
         log.finish(self._status, self.code, digest, **more)
 
     def _check_loss(self) -> None:
@@ -355,13 +369,16 @@ class Run:
             self._saved = self.step
             self._stop.saved()
 
-    def _test(self, test: Callable[[Callable[[], None]], tuple[float, ...]]) -> float:
+    def _count(self) -> tuple[float, ...]:
         def poll() -> None:
             if code := self._stop.poll():
                 raise UserError(f"stopped while testing epoch {self.epoch}; {self.log.where_saved()}", code)
 
         self._stop.restart()
-        correct, loss_sum, *top5 = test(poll)
+        return self._evaluate(poll)
+
+    def _test(self) -> float:
+        correct, loss_sum, *top5 = self._count()
         self.log.check_weights(self.device.not_finite(self.device.state({"model": self.tested})))
         more = {"top5": 100 * top5[0] / self.test_count} if top5 else {}
         return self.log.test(self.epoch, self.test_count, correct, loss_sum, **more)

@@ -23,6 +23,7 @@ import numpy as np
 from trainers.common import paths, storage
 from trainers.common.exits import USAGE, UserError
 from trainers.common.flags import Flag, number
+from trainers.common.order import random_bits
 
 FLAGS = (
     Flag("datadir", str, "", "file or folder (or gs:// address) of text (.txt, .md, .rst, .py) or .jsonl with the key"
@@ -307,14 +308,6 @@ def load(args: argparse.Namespace, say: Callable[[str], None]) -> Text:
 
 
 # --- order --------------------------------------------------------------------------------------------------------
-
-
-def random_bits(count: int, *key: int) -> np.ndarray:
-    """Return ``count`` random uint64 that depend on the integers ``key`` only.
-
-    NumPy guarantees the stream of its bit generators across versions: https://numpy.org/neps/nep-0019-rng-policy.html
-    """
-    return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
 
 def permuted(places: np.ndarray, count: int, *key: int) -> np.ndarray:

@@ -8,46 +8,57 @@ https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/fea
 
 from __future__ import annotations
 
+import functools
 import struct
 from array import array
-from collections.abc import Callable, Iterator
-from typing import IO
+from collections.abc import Callable
+from typing import IO, Any
 
 import numpy as np
 
 from trainers.common.exits import Damaged, UserError
 
-try:
-    from google_crc32c import value as _hardware_crc
-except ImportError:
-    _hardware_crc = None
-
 HEADER, FOOTER = 12, 4  # bytes before and after the data of a record
 _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 
-def _table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, reflected
-        table.append(byte)
-    return table
-
-
-_TABLE = _table()
-
-
 def masked_crc(data: bytes) -> int:
-    """The CRC32C of ``data``, masked as in TFRecord files. Uses google-crc32c if it is installed, as gcsfs requires."""
-    if _hardware_crc is not None:
-        crc: int = _hardware_crc(data)
-    else:
-        crc = 0xFFFFFFFF
-        for byte in data:
-            crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-        crc ^= 0xFFFFFFFF
+    """The CRC32C of ``data``, masked as in TFRecord files."""
+    crc = _libraries()[0](data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@functools.cache
+def _libraries() -> tuple[Callable[[bytes], int], Any]:
+    """Return what computes a CRC32C, and the class of the message tf.train.Example, without lists of floats.
+
+    Raises :class:`UserError` without their packages.
+    """
+    try:
+        from google.protobuf import (  # type: ignore[import-untyped, unused-ignore]
+            descriptor_pb2,
+            descriptor_pool,
+            message_factory,
+        )
+        from google_crc32c import value
+    except ImportError as error:
+        raise UserError(f"TFRecord files need {error.name}: pip install google-crc32c protobuf") from None
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", syntax="proto3")
+    for name, *fields in (
+        ("Example", ("features", 1, "OPTIONAL", "Features")),
+        ("Features", ("feature", 1, "REPEATED", "Entry")),  # a map
+        ("Entry", ("key", 1, "OPTIONAL", "STRING"), ("value", 2, "OPTIONAL", "Feature")),
+        ("Feature", ("bytes_list", 1, "OPTIONAL", "BytesList"), ("int64_list", 3, "OPTIONAL", "Int64List")),
+        ("BytesList", ("value", 1, "REPEATED", "BYTES")),
+        ("Int64List", ("value", 1, "REPEATED", "INT64")),
+    ):
+        message = file.message_type.add(name=name)
+        for field, number, label, kind in fields:
+            about = {"type": f"TYPE_{kind}"} if kind.isupper() else {"type_name": kind}
+            message.field.add(name=field, number=number, label=f"LABEL_{label}", **about)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return value, message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
 
 
 def scan(view: Callable[[int, int], bytes | memoryview], end: int, path: str) -> np.ndarray:
@@ -94,60 +105,19 @@ def checked(content: bytes | memoryview, where: str) -> bytes:
     return data
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The numbers and values of the fields of a protocol buffer message."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(data):
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if kind == 2:
-            size = varint()
-        if size is None or at + size > len(data):
-            raise ValueError(f"field of type {kind}")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
 def image_and_label(data: bytes, where: str) -> tuple[bytes, int]:
     """The features image/encoded and image/class/label (or image and label) of a serialised tf.train.Example."""
-    features: dict[str, bytes | int] = {}
+    example = _libraries()[1]
     try:
-        for _, example in _fields(data):
-            for _, entry in _fields(_message(example)):
-                pair = dict(_fields(_message(entry)))
-                for kind, values in _fields(_message(pair.get(2, b""))):
-                    for _, value in _fields(_message(values)):
-                        # An int64 list is packed (bytes of varints) or one varint per field; bytes are bytes.
-                        number = next(_fields(b"\x08" + value))[1] if kind == 3 and isinstance(value, bytes) else value
-                        features.setdefault(_message(pair[1]).decode(), number)
-        image = features.get("image/encoded", features.get("image"))
-        label = features.get("image/class/label", features.get("label"))
-    except (ValueError, IndexError, KeyError, StopIteration, UnicodeDecodeError):
+        entries = example.FromString(data).features.feature
+    except Exception:  # google.protobuf.message.DecodeError
         raise Damaged(f"{where}: not a tf.train.Example") from None
+    lists = {entry.key: entry.value.bytes_list.value or entry.value.int64_list.value for entry in entries}
+    features = {name: values[0] for name, values in lists.items() if values}
+    image = features.get("image/encoded", features.get("image"))
+    label = features.get("image/class/label", features.get("label"))
     if not isinstance(image, bytes) or not isinstance(label, int):
         raise UserError(
             f"{where}: no image/encoded and image/class/label among {', '.join(sorted(features)) or 'nothing'}"
         )
     return image, label
-
-
-def _message(value: bytes | int) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a number instead of a message")
-    return value

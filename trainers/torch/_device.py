@@ -148,7 +148,7 @@ class Device:
         if kind == "cuda":
             torch.backends.cudnn.benchmark = not args.deterministic
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        torch.manual_seed(args.seed)
+        torch.manual_seed(args.seed % 2**63)
         if args.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -195,6 +195,11 @@ class Device:
         """Return a context for the forward pass in this device's ``precision``."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
+
+    def use_fp32(self) -> None:
+        """Compute in fp32 from now on, as exported models do."""
+        self.precision = "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return a scaler of the loss, without which small gradients are 0 in fp16; otherwise it does nothing."""
@@ -378,7 +383,7 @@ class Device:
             for buffer in model.buffers():
                 distributed.broadcast(buffer, 0)
 
-    def broadcast(self, content: bytes) -> bytes:
+    def broadcast(self, content: Any) -> Any:
         """The ``content`` passed by the process of rank 0."""
         box = [content]
         if self.processes > 1:
@@ -401,11 +406,7 @@ class Device:
 
     def agreed_state(self, read: Callable[[], State | None]) -> State | None:
         """The result of the chief's ``read()``, on every process: only the chief needs access to the folder."""
-        box = [read() if self.chief or self.processes == 1 else None]
-        if self.processes == 1:
-            return box[0]
-        distributed.broadcast_object_list(box)
-        return box[0]
+        return self.broadcast(read() if self.chief or self.processes == 1 else None)
 
     # --- trainers.common.log.Devices --------------------------------------------------------------------
 
@@ -437,8 +438,8 @@ class Device:
         return stop
 
     def digest(self, model: nn.Module) -> str:
-        """Return :func:`weights_sha256` of ``model``."""
-        return weights_sha256(model)
+        """Return :func:`weights_sha256` of the parameters and buffers of ``model``."""
+        return weights_sha256(model.state_dict())
 
     def close(self, args: argparse.Namespace) -> None:
         """Leave the process group."""
@@ -465,10 +466,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
             group["lr"] = rate
 
 
-def weights_sha256(model: nn.Module) -> str:
-    """The SHA-256, in hexadecimal, of the names and bytes of all parameters and buffers."""
+def weights_sha256(weights: dict[str, torch.Tensor]) -> str:
+    """The SHA-256, in hexadecimal, of the names and bytes of ``weights``."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(weights.items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

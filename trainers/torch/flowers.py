@@ -2,7 +2,7 @@
 """Flowers (or any small set of labelled images) in PyTorch, from scratch or from pretrained weights.
 
     python -m trainers.torch.flowers --datadir flower_photos --epochs 30
-    python -m trainers.torch.flowers --datadir flower_photos --model resnet50 --weights resnet50.pth --epochs 15
+    python -m trainers.torch.flowers --datadir flower_photos --model resnet50 --weights model.safetensors --epochs 15
 
 All images are decoded once and stay on the device as bytes; cropping, scaling and mirroring happen there, as two
 matrix products per batch. The same command continues a run from its last checkpoint. On SIGTERM a run completes its
@@ -14,16 +14,19 @@ from __future__ import annotations
 from trainers.common import exits, flags, flowers_data
 from trainers.common.flags import Flag, one_of
 
-MODEL = Flag("model", one_of("small", "vit", "resnet18", "resnet34", "resnet50"), "small", "small: four stages, 2.8"
-             " million weights; vit: a vision transformer, 1.2 million weights; the others are torchvision's and accept"
-             " --weights")  # fmt: skip
+MODEL = Flag("model", one_of("small", "vit", "resnet18", "resnet34", "resnet50", "vit_b_16"), "small", "small: four"
+             " stages, 2.8 million weights; vit: a vision transformer, 1.2 million weights; the others are"
+             " torchvision's and accept --weights")  # fmt: skip
 
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
     ARGS = flags.parse("flowers", "Flowers in PyTorch.", (*flags.TORCH, *flowers_data.FLAGS, MODEL),
                        epochs=30, lr=0.05, batch_size=32, test_batch_size=100)  # fmt: skip
 
 import argparse
+import io
 import math
+import pickle
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -31,11 +34,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainers.common import paths
 from trainers.common.run import Run
 from trainers.torch import _device, _export
 from trainers.torch._device import Device
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
+# What becomes torchvision's name of a weight of a vision transformer: parts of timm's, and of torchvision's own in its
+# older files. Those of ResNets are the same in both. https://github.com/huggingface/pytorch-image-models/blob/main/timm/models/vision_transformer.py
+RENAMED = {
+    r"^cls_token$": "class_token",
+    r"^pos_embed$": "encoder.pos_embedding",
+    r"^patch_embed\.proj\.": "conv_proj.",
+    r"^blocks\.": "encoder.layers.encoder_layer_",
+    r"\.norm1\.": ".ln_1.",
+    r"\.attn\.qkv\.": ".self_attention.in_proj_",
+    r"\.attn\.proj\.": ".self_attention.out_proj.",
+    r"\.norm2\.": ".ln_2.",
+    r"\.mlp\.(fc|linear_)1\.": ".mlp.0.",
+    r"\.mlp\.(fc|linear_)2\.": ".mlp.3.",
+    r"^norm\.": "encoder.ln.",
+    r"^head\.": "heads.head.",
+}
 
 
 def unit(into: int, out: int, stride: int = 1) -> nn.Sequential:
@@ -67,8 +87,6 @@ def vit(classes: int, side: int) -> nn.Module:
     """A vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
     from torchvision.models import VisionTransformer
 
-    if side % 8:
-        raise exits.UserError(f"--model vit: --image-size {side} is not a multiple of 8", exits.USAGE)
     return VisionTransformer(  # type: ignore[no-any-return]
         image_size=side, patch_size=side // 8, num_layers=6, num_heads=4, hidden_dim=128, mlp_dim=256, dropout=0.1,
         num_classes=classes,
@@ -78,10 +96,14 @@ def vit(classes: int, side: int) -> nn.Module:
 def network(args: argparse.Namespace, classes: int) -> nn.Module:
     """The model of ``--model``, with the pretrained weights of ``--weights`` in all but the last layer.
 
-    Raises :class:`UserError` if ``--weights`` does not fit the model.
+    Raises :class:`UserError` if ``--weights`` or ``--image-size`` does not fit the model.
     """
-    if args.weights and not args.model.startswith("resnet"):
-        raise exits.UserError("--weights needs --model resnet18, resnet34 or resnet50", exits.USAGE)
+    if args.weights and args.model in ("small", "vit"):
+        raise exits.UserError("--weights needs --model resnet18, resnet34, resnet50 or vit_b_16", exits.USAGE)
+    if args.image_size % (multiple := {"vit": 8, "vit_b_16": 16}.get(args.model, 1)):
+        raise exits.UserError(
+            f"--model {args.model}: --image-size {args.image_size} is not a multiple of {multiple}", exits.USAGE
+        )
     if args.model == "small":
         return small(classes)
     try:
@@ -90,28 +112,91 @@ def network(args: argparse.Namespace, classes: int) -> nn.Module:
         raise exits.UserError(f"--model {args.model} needs torchvision of torch's own index: {error}") from None
     if args.model == "vit":
         return vit(classes, args.image_size)
-    model: nn.Module = models.get_model(args.model, weights=None, num_classes=classes)
+    options = {"image_size": args.image_size} if args.model == "vit_b_16" else {}
+    model: nn.Module = models.get_model(args.model, weights=None, num_classes=classes, **options)
     if args.weights:
-        try:
-            weights = torch.load(args.weights, map_location="cpu", weights_only=True)
-            weights = {name: value for name, value in weights.items() if not name.startswith("fc.")}
-            missing, unexpected = model.load_state_dict(weights, strict=False)
-        except Exception as error:  # a missing file, a damaged archive, other shapes: all raise different types
-            reason = str(error).splitlines()[0]
-            raise exits.UserError(f"--weights {args.weights}: no weights of {args.model}: {reason}") from None
-        if unexpected or {name for name in missing if not name.startswith("fc.")}:
-            raise exits.UserError(f"--weights {args.weights}: no weights of {args.model}: {[*unexpected, *missing][0]}")
+        load_pretrained(model, args)
     return model
+
+
+def renamed(name: str) -> str:
+    """Return torchvision's name of the weight that timm calls ``name``."""
+    for pattern, new in RENAMED.items():
+        name = re.sub(pattern, new, name)
+    return name
+
+
+def head(name: str) -> str:
+    """Return the prefix of the weights of the last layer of torchvision's model ``name``."""
+    return "heads." if name.startswith("vit") else "fc."
+
+
+def read_weights(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors in ``path``, a file of safetensors or ``torch.save()``, which cannot execute code.
+
+    Raises what its library does, and ``ValueError`` where that is not clear.
+    """
+    content = paths.read_file(path)
+    if path.endswith(".safetensors"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return load(content)
+        except SafetensorError as error:
+            raise ValueError(f"it is no safetensors file, or not a whole one ({error})") from None
+    try:
+        weights = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError("it is no file of torch.save(model.state_dict())") from None
+    if not isinstance(weights, dict):
+        raise ValueError(f"it is a {type(weights).__name__}, not a model.state_dict()")
+    return weights
+
+
+def load_pretrained(model: nn.Module, args: argparse.Namespace) -> None:
+    """Load ``--weights``, with the names of torchvision or timm, into all but the last layer of ``model``.
+
+    A vision transformer's embeddings of positions are resized to ``--image-size``.
+
+    Raises :class:`UserError` with the first difference if they are of another model.
+    """
+    last, reason = head(args.model), ""
+    try:
+        read = read_weights(args.weights)
+        given = {new: value for name, value in read.items() if not (new := renamed(name)).startswith(last)}
+        if args.model == "vit_b_16" and "encoder.pos_embedding" in given:
+            from torchvision.models.vision_transformer import interpolate_embeddings
+
+            given = interpolate_embeddings(args.image_size, 16, given)
+        reason = difference(given, model.state_dict(), last)
+    except Exception as error:  # a missing file, a damaged archive, embeddings of no square: of many types
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if reason:
+        raise exits.UserError(f"--weights {args.weights}: no weights of {args.model}: {reason}")
+    model.load_state_dict(given, strict=False)
+
+
+def difference(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], last: str) -> str:
+    """Return how ``given`` differs from weights like ``expected`` without those of the layer ``last``, "" if it does
+    not. Old files lack the numbers of batches that batch norm has seen."""
+    for name, value in expected.items():
+        if name in given and given[name].shape != value.shape:
+            return f"{name} has the shape {list(given[name].shape)}, not {list(value.shape)}"
+        if name not in given and not name.startswith(last) and not name.endswith("num_batches_tracked"):
+            return f"{name} is missing"
+    return next((f"{name} is not among them" for name in sorted(given) if name not in expected), "")
 
 
 def parameter_groups(args: argparse.Namespace, model: nn.Module) -> list[dict[str, object]]:
     """Parameter groups for the optimizer. With ``--weights``, pretrained layers have a lower learning rate."""
     if not args.weights:
         return _device.parameter_groups(model, args.weight_decay)
-    head = list(model.fc.parameters())
-    body = [parameter for name, parameter in model.named_parameters() if not name.startswith("fc.")]
-    return [{"params": head, "weight_decay": args.weight_decay},
-            {"params": body, "weight_decay": args.weight_decay, "lr_scale": PRETRAINED_SCALE}]  # fmt: skip
+    parts: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        parts[name.startswith(head(args.model))].append(parameter)
+    return [{"params": parts[True], "weight_decay": args.weight_decay},
+            {"params": parts[False], "weight_decay": args.weight_decay, "lr_scale": PRETRAINED_SCALE}]  # fmt: skip
 
 
 def resampling(start: torch.Tensor, end: torch.Tensor, source: int, target: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ import argparse
 from trainers.common import exits, flags, text_data
 from trainers.common.flags import Flag, integer, number, one_of
 
-_SHARED = ("deterministic", "precision", "job-dir", "checkpoint-dir", "checkpoint-minutes", "keep-checkpoints",
+_SHARED = ("deterministic", "job-dir", "checkpoint-dir", "checkpoint-minutes", "keep-checkpoints",
            "resume", "accept-other-data", "output-dir", "export-dir", "logdir", "metrics-file",
            "log-steps")  # fmt: skip
 FLAGS = (
@@ -36,6 +36,7 @@ FLAGS = (
     Flag("optimizer", one_of("adamw", "muon"), "adamw", "AdamW, or Muon for the matrices of the layers and AdamW for"
          " the rest (torch 2.9 or later)"),
     Flag("lr", number(0, above=True), 1e-3, "peak of the learning rate"),
+    Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
     Flag("seed", integer(0), 0, "seed of initial weights and order of windows"),
     Flag("weight-decay", number(0), 0.1, "of matrices and embeddings"),
     Flag("clip-norm", number(0), 1.0, "scale gradients down to this norm; 0: off"),
@@ -71,14 +72,13 @@ if __name__ == "__main__":  # before torch is imported, so that --help and usage
 
 import contextlib
 import dataclasses
-import hashlib
+import datetime
 import json
 import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -89,10 +89,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common import paths
+from trainers.common import order, paths
 from trainers.common.token_log import TokenLog
 from trainers.torch import _device
-from trainers.torch._distributed import Checkpoints, find_device, is_finite, join, reduced
+from trainers.torch._device import Device
+from trainers.torch._distributed import Checkpoints
 
 # --- the model ----------------------------------------------------------------------------------------------------
 
@@ -310,7 +311,7 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
 # --- several processes, torch.compile -----------------------------------------------------------------------------
 
 
-def compile_layers(model: GPT, window: torch.Tensor, autocast: Any) -> str:
+def compile_layers(model: GPT, window: torch.Tensor, device: Device) -> str:
     """Compile the layers and the loss, and try them on one ``window``; returns why that fails, "" if it does not.
 
     Each layer by itself: all of them share one compiled program, and the gradients of a layer are averaged while those
@@ -321,14 +322,14 @@ def compile_layers(model: GPT, window: torch.Tensor, autocast: Any) -> str:
         layer.forward = torch.compile(layer.forward, dynamic=False)
     model.loss = torch.compile(model.loss, dynamic=False)  # type: ignore[method-assign]
     try:
-        with autocast:
+        with device.autocast():
             loss = model(window, window)
         loss.backward()
     except Exception as error:  # of many types, such as a missing compiler or one of Triton
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = " ".join(lines[0].split())[:200]
     model.zero_grad()
-    if reduced([bool(reason)], dist.ReduceOp.MAX)[0]:
+    if device.maximum([bool(reason)])[0]:
         for module in (*model.model.layers, model):  # back to the methods of the class
             module.__dict__.pop("forward", None)
             module.__dict__.pop("loss", None)
@@ -336,16 +337,13 @@ def compile_layers(model: GPT, window: torch.Tensor, autocast: Any) -> str:
     return ""
 
 
-def parallelize(model: GPT, args: argparse.Namespace, device: torch.device, bf16: bool) -> nn.Module:
+def parallelize(model: GPT, args: argparse.Namespace, device: Device) -> nn.Module:
     """Return what trains ``model`` in all processes: itself if there is one, or if FSDP2 has split it in place."""
-    if dist.get_world_size() == 1:
-        return model
-    if args.parallel == "ddp":
-        return DistributedDataParallel(model, [device.index] if device.type == "cuda" else None,
-                                       gradient_as_bucket_view=True)  # fmt: skip
+    if device.processes == 1 or args.parallel == "ddp":
+        return device.parallel(model)
     # In bf16, only bf16 weights travel. The angles of positions stay in fp32.
     low = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    policy = low if bf16 and device.type == "cuda" else MixedPrecisionPolicy()
+    policy = low if device.precision == "bf16" and device.kind == "cuda" else MixedPrecisionPolicy()
     for module in (*model.model.layers, model):
         fully_shard(module, mp_policy=policy)
     return model
@@ -369,9 +367,8 @@ def gradient_sync(ddp: nn.Module, on: bool) -> Iterator[None]:
 class Batches:
     """Windows of the text on the device: inputs and targets ``int64[batch, block_size]``."""
 
-    def __init__(self, text: text_data.Text, args: argparse.Namespace, block_size: int, device: torch.device) -> None:
+    def __init__(self, text: text_data.Text, args: argparse.Namespace, block_size: int, device: Device) -> None:
         self.text, self.args, self.block_size, self.device = text, args, block_size, device
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.per_epoch = text_data.windows_of(text.train, block_size)
         self.validation_windows = min(len(text.val) - 1, args.eval_tokens) // block_size
         if self.validation_windows < 1:
@@ -379,15 +376,13 @@ class Batches:
                                   f" less than a window of {block_size}")  # fmt: skip
 
     def _to_device(self, windows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        tensor = torch.from_numpy(windows)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory().to(self.device, non_blocking=True)
+        tensor = self.device.to_device(windows)
         return tensor[:, :-1], tensor[:, 1:]
 
     def train(self, step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this process's windows in a ``part`` of a step: they depend on seed and place in the global batch."""
         size, seed = self.args.batch_size, self.args.seed
-        first = ((step * self.args.accumulate + part) * self.world + self.rank) * size
+        first = ((step * self.args.accumulate + part) * self.device.processes + self.device.rank) * size
         starts = text_data.window_starts(np.arange(first, first + size), self.per_epoch, self.block_size, seed)
         return self._to_device(text_data.windows(self.text.train, starts, self.block_size))
 
@@ -395,8 +390,8 @@ class Batches:
         """Yield this process's windows of the validation set, each once. All processes have as many batches: windows
         behind the last one have the target -1."""
         size = self.args.batch_size
-        for first in range(0, self.validation_windows, size * self.world):
-            numbers = first + self.rank * size + np.arange(size)
+        for first in range(0, self.validation_windows, size * self.device.processes):
+            numbers = first + self.device.rank * size + np.arange(size)
             exists = numbers < self.validation_windows
             windows = text_data.windows(self.text.val, np.where(exists, numbers, 0) * self.block_size, self.block_size)
             windows[~exists] = -1
@@ -405,14 +400,13 @@ class Batches:
 
 
 def train_step(
-    ddp: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Batches, step: int, args: argparse.Namespace,
-    autocast: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ddp: nn.Module, optimizers: list[torch.optim.Optimizer], batches: Batches, step: int, args: argparse.Namespace
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Train one step; returns the loss of this process's part of the global batch, and the norm of the gradients."""
-    loss = torch.zeros((), device=batches.device)
+    loss = torch.zeros((), device=batches.device.device)
     for part in range(args.accumulate):
         with gradient_sync(ddp, on=part == args.accumulate - 1):
-            with autocast:
+            with batches.device.autocast():
                 part_loss = ddp(*batches.train(step, part)) / args.accumulate
             part_loss.backward()
         loss += part_loss.detach()
@@ -426,22 +420,22 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Batches, autocast: Any, stop: exits.Stop) -> float | None:
+def evaluate(model: nn.Module, batches: Batches, stop: exits.Stop) -> float | None:
     """Return the mean loss of the validation set, every token once; None if the run has to stop."""
-    total = torch.zeros((), dtype=torch.float64, device=batches.device)
+    total = torch.zeros(1, dtype=torch.float64, device=batches.device.device)
     stop.restart()
     for idx, targets in batches.validation():
-        with autocast:
+        with batches.device.autocast():
             total += model(idx, targets, "sum")
         if stop.poll():
             return None
-    return reduced([total.item()])[0] / (batches.validation_windows * batches.block_size)
+    return batches.device.sum(total)[0] / (batches.validation_windows * batches.block_size)
 
 
 @torch.no_grad()
 def sample(
-    model: nn.Module, tokens: list[int], count: int, vocab_size: int, batches: Batches, autocast: Any,
-    temperature: float = 0.8, top_k: int = 200,
+    model: nn.Module, tokens: list[int], count: int, vocab_size: int, batches: Batches, temperature: float = 0.8,
+    top_k: int = 200,
 ) -> list[int]:  # fmt: skip
     """Return ``count`` tokens that continue ``tokens``, the same in all processes.
 
@@ -450,13 +444,12 @@ def sample(
     tokens, generator = list(tokens), torch.Generator().manual_seed(0)
     for _ in range(count):
         window = tokens[-batches.block_size :]
-        idx = torch.tensor([window + [0] * (batches.block_size - len(window))], device=batches.device)
-        with autocast:
+        idx = torch.tensor([window + [0] * (batches.block_size - len(window))], device=batches.device.device)
+        with batches.device.autocast():
             logits = model(idx)[0, len(window) - 1, :vocab_size].float().cpu() / temperature
         logits[logits < logits.topk(min(top_k, vocab_size)).values[-1]] = -math.inf
-        drawn = torch.multinomial(F.softmax(logits, dim=0), 1, generator=generator)
-        dist.broadcast(drawn, 0)
-        tokens.append(int(drawn))
+        drawn = int(torch.multinomial(F.softmax(logits, dim=0), 1, generator=generator))
+        tokens.append(batches.device.broadcast(drawn))
     return tokens[-count:]
 
 
@@ -465,15 +458,6 @@ def whole_weights(model: nn.Module, config: Config) -> dict[str, torch.Tensor]:
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: weight.contiguous() for name, weight in sorted(state.items())
             if not (config.tie_word_embeddings and name == "lm_head.weight")}  # fmt: skip
-
-
-def sha256(weights: dict[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of names and bytes, in hexadecimal: equal if two runs have the same result to the bit."""
-    digest = hashlib.sha256()
-    for name, weight in weights.items():
-        digest.update(name.encode())
-        digest.update(weight.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_data.Tokenizer, folder: str) -> list[str]:
@@ -498,79 +482,69 @@ def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_dat
         return sorted(os.listdir(fresh))
 
 
-def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:  # noqa: C901 - to be read at once
+def train(args: argparse.Namespace, device: Device, log: TokenLog) -> int:  # noqa: C901 - to be read at once
     """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
-    cuda, world = device.type == "cuda", dist.get_world_size()
-    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else flags.cpu_has_bf16()
-    bf16 = args.precision == "bf16" or (args.precision == "auto" and has_bf16)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.use_deterministic_algorithms(args.deterministic)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which deterministic kernels need
-
     text = text_data.load(args, log.say)
-    everywhere: list[Any] = [None] * world
-    dist.all_gather_object(everywhere, text.fingerprints)
-    if any(other != everywhere[0] for other in everywhere):
-        raise exits.UserError("the processes see different text: --datadir must hold the same for all")
-    config = configure(args, device.type, text.tokenizer.vocab_size)
+    order.check_alike(device, "text", str(text.fingerprints))
+    config = configure(args, device.kind, text.tokenizer.vocab_size)
     batches = Batches(text, args, config.max_position_embeddings, device)
+    cuda, bf16 = device.kind == "cuda", device.precision == "bf16"
     # On a CPU in bf16, flash attention is slow for short windows: 5.4 to 6.8 ms forward and backward for 12 windows of
     # 64 tokens and 4 heads of 32 (AMD EPYC, torch 2.15), plain attention 3.1; for 256 tokens it is faster.
     torch.backends.cuda.enable_flash_sdp(cuda or not bf16 or batches.block_size > 64)  # that of CPUs, too
 
-    torch.manual_seed(args.seed % 2**63)
-    model = GPT(config).to(device)  # initialized on the CPU: the same weights on every device
+    model = GPT(config).to(device.device)  # initialized on the CPU: the same weights on every device
     weights = sum(weight.numel() for weight in model.parameters())
-    global_batch = args.batch_size * args.accumulate * world
+    global_batch = args.batch_size * args.accumulate * device.processes
     log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, flops_per_token(model, config)
-    log.peak = world * peak if bf16 and (peak := peak_flops(device)) else None
+    log.peak = device.processes * peak if bf16 and (peak := peak_flops(device.device)) else None
     if args.compile == "on" or (args.compile == "auto" and cuda):
-        window = torch.zeros(args.batch_size, batches.block_size, dtype=torch.int64, device=device)
-        if reason := compile_layers(model, window, autocast):
+        window = torch.zeros(args.batch_size, batches.block_size, dtype=torch.int64, device=device.device)
+        if reason := compile_layers(model, window, device):
             if args.compile == "on":
                 raise exits.UserError(f"--compile on: {reason}")
             log.say(f"torch.compile does not work here, steps are eager: {reason}")
-    ddp = parallelize(model, args, device, bf16)
+    ddp = parallelize(model, args, device)
     optimizers = make_optimizers(model, args)
 
     shape = " ".join(f"{name}={value}" for name, value in dataclasses.asdict(config).items())
     may_change = ("lr", "weight_decay", "clip_norm", "schedule", "warmup_steps", "max_steps")
     run = {"trainer": "torch.gpt", "model": shape, "optimizer": args.optimizer, "seed": args.seed,
            "global_batch": global_batch, "train_tokens": len(text.train), "data": text.fingerprints,
-           "flags": {"precision": "bf16" if bf16 else "fp32",
+           "flags": {"precision": device.precision,
                      **{name.replace("_", "-"): getattr(args, name) for name in may_change}}}  # fmt: skip
-    checkpoints = Checkpoints(args, model, optimizers, run)
-    about = checkpoints.resume(log.say)
-    if about:
-        log.resume(about["step"], about["log"])
+    checkpoints = Checkpoints(args, device, model, optimizers, run)
+    step, saved = 0, -1  # steps done, and those in the newest checkpoint
+    if about := checkpoints.resume(log.say):
+        step = saved = about["step"]
+        log.load(about["log"], step)
     elif args.eval_only:
         raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-    log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on {world} x"
-            f" {device.type} in {'bf16' if bf16 else 'fp32'}")  # fmt: skip
     log.start(**run)
-    agree = (lambda values: reduced(values, dist.ReduceOp.MAX)) if world > 1 else None
-    stop = exits.Stop(agree, args.checkpoint_minutes)
+    log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on"
+            f" {device.processes} x {device.kind} in {device.precision}")  # fmt: skip
+    stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
     stop.install()
 
-    step, status, code = log.step, "completed", 0
+    status, code = "completed", 0
     last = min(args.num_steps or args.max_steps, args.max_steps)
-    losses = torch.zeros((), device=device)  # their sum since they were read last, which shows any that is not finite
+    losses = torch.zeros((), device=device.device)  # since they were read last: the sum shows any that is not finite
 
     def save() -> None:
-        if args.checkpoint_dir and log.saved != step:
+        nonlocal saved
+        if args.checkpoint_dir and saved != step:
             with log.paused():
-                log.check_finite(reduced([losses.item()])[0])
-                if not is_finite(model):
-                    raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr")
-                log.checkpoint(checkpoints.save(step, log.state()))
+                log.check_finite(device.mean(losses))
+                log.check_finite(0 if checkpoints.is_finite() else math.nan, "a weight")
+                log.saved(step, checkpoints.save(step, log.state()))
                 stop.saved()
+            saved = step
 
     while True:
         done = step >= last or args.eval_only
         if step % args.eval_steps == 0 < step or step == args.max_steps or args.eval_only:
             with log.paused():
-                val_loss = evaluate(model, batches, autocast, stop)
+                val_loss = evaluate(model, batches, stop)
             if val_loss is None:
                 code = stop.code
                 save()
@@ -580,15 +554,15 @@ def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:
                     status, done = "reached", True
         if code or done:
             break
-        loss, norm = train_step(ddp, optimizers, batches, step, args, autocast)
+        loss, norm = train_step(ddp, optimizers, batches, step, args)
         losses += loss
         step += 1
         log.count(step)
         if step % args.log_steps == 0 or log.trained == 1:  # only then is the loss read from the device
-            log.check_finite(reduced([losses.item()])[0])
+            log.check_finite(device.mean(losses))
             losses.zero_()
             whole_norm = getattr(norm, "full_tensor", lambda norm=norm: norm)()  # of the parts that FSDP2 has
-            log.train(reduced([loss.item()])[0] / world, learning_rate(step - 1, args), whole_norm.item())
+            log.train(device.mean(loss.double()), learning_rate(step - 1, args), whole_norm.item())
         code = stop.poll()  # of SIGTERM, agreed by all processes
         if code or stop.save_due or step == last or step % (args.checkpoint_steps or args.eval_steps) == 0:
             save()
@@ -606,21 +580,27 @@ def train(args: argparse.Namespace, device: torch.device, log: TokenLog) -> int:
         if args.sample_tokens:
             beginning = text.val[: batches.block_size // 2]
             start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else beginning
-            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches, autocast)
+            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches)
             log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
-        if args.export_dir and log.rank == 0:
+        if args.export_dir and device.chief:
             log.exported(args.export_dir, export(whole, config, text.tokenizer, args.export_dir))
-    log.finish(status, code, global_batch=global_batch, weights_sha256=sha256(whole))
-    dist.barrier()
-    dist.destroy_process_group()
+    log.finish(status, code, _device.weights_sha256(whole), global_batch=global_batch)
+    device.close(args)
     return code
 
 
 def main(args: argparse.Namespace) -> int:
     """Join the other processes and train; returns the exit status."""
-    device = find_device(args)
-    rank, world = join(device)
-    with TokenLog("torch.gpt", args, device.type, rank, world, {"torch": torch.__version__}) as log:
+    if args.device == "auto" and os.environ.get("PJRT_DEVICE", "").startswith("TPU"):
+        raise exits.UserError("--device auto: this trainer has no TPUs: give --device cpu, or see examples/gpt",
+                              exits.USAGE)  # fmt: skip
+    Device.timeout = datetime.timedelta(minutes=30)  # a host can pack its text for longer than another
+    device = Device(args, "cuda" if args.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.precision == "fp16":  # which needs scaled gradients
+        device.precision = "fp32"
+    if device.processes == 1:  # checkpoints need a process group even of one
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with TokenLog("torch.gpt", args, device) as log:
         return train(args, device, log)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,16 @@ def test_an_example_without_an_image_is_reported_with_its_features() -> None:
 def test_any_bytes_are_an_example_or_a_user_error(data: bytes) -> None:
     with pytest.raises(UserError):
         tfrecord.image_and_label(data, "x")
+
+
+@pytest.mark.parametrize(("package", "name"), [("google_crc32c", "google_crc32c"), ("google.protobuf", "google.*")])
+def test_without_the_packages_for_tfrecord_files_a_line_names_them(
+    package: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tfrecord._libraries.cache_clear()
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"TFRecord files need {name}: pip install google-crc32c protobuf"):
+        tfrecord.image_and_label(b"", "x")
 
 
 def test_crc32c_is_the_published_one() -> None:

@@ -289,12 +289,30 @@ class Clock:
         return self.now
 
 
+class Two:
+    """The devices of two processes."""
+
+    label, replicas, processes = "cpu/0", 2, 2
+
+    def __init__(self, chief: bool) -> None:
+        self.chief = chief
+
+    def maximum(self, values: list[float]) -> list[float]:
+        return values
+
+    def compilations(self) -> tuple[int, float]:
+        return 0, 0.0
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": "2"}
+
+
 def log_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, **more: Any) -> tuple[TokenLog, Clock]:
     clock = Clock()
     monkeypatch.setattr(token_log, "time", clock)
     given = {"export_dir": "", "output_dir": str(tmp_path), "logdir": "", "metrics_file": "", "hypertune_tag": "",
-             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": "/c", **more}  # fmt: skip
-    log = TokenLog("torch.gpt", argparse.Namespace(**given), "cpu", rank, 2, {"torch": "2"})
+             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": "/c", "eval_only": False, **more}  # fmt: skip
+    log = TokenLog("torch.gpt", argparse.Namespace(**given), Two(chief=rank == 0))
     log.tokens_per_step, log.flops_per_token = 1000, 5.0
     return log, clock
 
@@ -314,7 +332,7 @@ def test_tokens_per_second_leave_out_validation_and_saving(
             clock.now += 30
             log.validation(3.0, 100)
         log.train(2.5, 0.1, 1.0)
-        log.checkpoint("/c/step-2")
+        log.saved(2, "/c/step-2")
         log.pause()
         clock.now += 9  # export
         log.finish("stopped", 0)
@@ -349,8 +367,34 @@ def test_the_curve_of_a_resumed_run_continues_and_stays_small(
     for step in range(1, 4001):
         log.count(step)
         log.train(float(step), 0.1, 1.0)
-    assert len(log.losses) <= 2000 and log.losses[0] == (1, 1.0)
+    assert len(log.curve) <= 2000 and log.curve[0] == (1, 1.0)
     again, _ = log_of(tmp_path, monkeypatch)
-    again.resume(4000, json.loads(json.dumps(log.state())))
-    assert again.losses == log.losses and (again.step, again.saved) == (4000, 4000)
+    again.load(log.state(), 4000)
+    again.start()
+    assert again.curve == log.curve and again.where_saved() == "step 4000 is saved, run again to resume"
     assert capsys.readouterr().out.splitlines()[-1] == "Resumed from step 4000 in /c"
+
+
+def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tuning service reads a file that is new in each container."""
+
+    def reported() -> list[tuple[str, str]]:
+        lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
+        return [(line["global_step"], line["loss"]) for line in lines]
+
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
+    log, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss")
+    for step, loss in ((1, 3.0), (2, 2.5)):
+        log.count(step)
+        log.validation(loss, 100)
+    assert reported() == [("1", "3.0"), ("2", "2.5")]
+    for eval_only in (False, True):
+        again, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss", eval_only=eval_only)
+        again.load(log.state(), 2)
+        again.start()
+        if eval_only:
+            again.validation(2.5, 100)
+        assert reported() == [("1", "3.0"), ("2", "2.5")]
+        assert [test["loss"] for test in again.tests] == [3.0, 2.5]
