@@ -263,7 +263,7 @@ def failed(model, *others):
     assert "forward" not in vars(model.model.layers[0]) and "loss" not in vars(model)
     return ""
 gpt.compile_layers = failed
-_device.main(gpt.main, gpt.parse(sys.argv[1:]), "gpt")
+_device.main(gpt.main, gpt.gpt.parse("PyTorch", gpt.FLAGS, sys.argv[1:]), "gpt")
 """
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from trainers.common import exits
 from trainers.common.log import Devices, Journal
 
 
@@ -85,3 +86,100 @@ class TokenLog(Journal):
             "loss_last": self.curve[-1][1] if self.curve else None,
             "tokens_per_second": speed, **self._mfu(speed), "train_seconds": self.seconds,
         }  # fmt: skip
+
+
+class TokenRun:
+    """A run that trains on tokens: when it validates and saves, and how it ends.
+
+    ::
+
+        run = TokenRun(log, args, device, resumed)
+        for step in run.steps(validate, tokens, save):
+            loss, norm = train_step(step)
+            run.end_step(loss, rate, lambda: float(norm))
+
+    Steps count from 0. ``resumed`` is what a checkpoint says about its run, with ``step`` and ``log``, or None.
+    """
+
+    def __init__(
+        self, log: TokenLog, args: argparse.Namespace, device: Any, resumed: dict[str, Any] | None,
+        about: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Log the beginning of the run, which ``about`` describes; from now on, time counts as training."""
+        self.log, self.args, self.device = log, args, device
+        self.step, self._saved = 0, -1  # steps done, and those in the newest checkpoint
+        if resumed:
+            self.step = self._saved = resumed["step"]
+            log.load(resumed["log"], self.step)
+        elif args.eval_only:
+            raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
+        log.start(**about)
+        self.stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
+        self.stop.install()
+        self.status, self.code = "completed", 0
+        self._losses: Any = 0.0  # their sum since they were read last shows any that is not finite
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run has come to its end, so that its model is exported."""
+        return self.status not in ("stopped", "preempted")
+
+    def steps(
+        self, validate: Callable[[], float | None], tokens: int, save: Callable[[int, str], str]
+    ) -> Iterator[int]:
+        """Yield each step; call :meth:`end_step` after it.
+
+        Args:
+            validate: returns the loss of the ``tokens`` of the validation set; None if ``self.stop`` asks to stop.
+            save: writes a checkpoint of a step with a state of the log; returns its path.
+        """
+        args, log = self.args, self.log
+        self._save_to = save
+        last = min(args.num_steps or args.max_steps, args.max_steps)
+        while True:
+            done = self.step >= last or args.eval_only
+            if self.step % args.eval_steps == 0 < self.step or self.step == args.max_steps or args.eval_only:
+                with log.paused():
+                    self.stop.restart()
+                    loss = validate()
+                if loss is None:
+                    self.code = self.stop.code
+                    self._save()
+                else:
+                    log.validation(loss, tokens)
+                    if loss <= args.target_loss:
+                        self.status, done = "reached", True
+            if self.code or done:
+                break
+            yield self.step
+        log.pause()
+        if self.code:
+            self.status = "preempted"
+        elif self.status == "completed" and not args.eval_only:
+            if self.step < args.max_steps:
+                self.status = "stopped"
+            elif args.target_loss:
+                self.status, self.code = "missed", exits.TARGET_MISSED
+
+    def end_step(self, loss: Any, learning_rate: float, norm: Callable[[], float]) -> None:
+        """End a step with a ``loss`` on the device and a ``norm`` of its gradients, read only if they are logged."""
+        args, log = self.args, self.log
+        self._losses = self._losses + loss
+        self.step += 1
+        log.count(self.step)
+        if self.step % args.log_steps == 0 or log.trained == 1:
+            log.check_finite(self.device.mean(self._losses))
+            self._losses = 0.0 * loss
+            log.train(self.device.mean(loss), learning_rate, norm())
+        self.code = self.stop.poll()  # of SIGTERM, agreed by all processes
+        due = self.stop.save_due or self.step == min(args.num_steps or args.max_steps, args.max_steps)
+        if self.code or due or self.step % (args.checkpoint_steps or args.eval_steps) == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self.args.checkpoint_dir and self._saved != self.step:
+            with self.log.paused():
+                self.log.check_finite(self.device.mean(self._losses))
+                self.log.saved(self.step, self._save_to(self.step, self.log.state()))
+                self.stop.saved()
+            self._saved = self.step

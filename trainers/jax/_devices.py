@@ -70,13 +70,13 @@ def _join() -> None:
 
 
 class Devices:
-    """The devices of a run, as a mesh with the axis ``data``.
+    """The devices of a run, as a mesh with the axes ``data`` and ``tensor``.
 
     Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Find the devices of ``--device`` after joining the other processes.
+    def __init__(self, args: argparse.Namespace, tensor: int = 1) -> None:
+        """Find the devices of ``--device`` after joining the other processes; ``tensor`` of them share a part of a batch.
 
         Raises :class:`UserError` if there are none, or fewer than ``--num-cores``.
         """
@@ -99,15 +99,19 @@ class Devices:
             per_host = [[one for one in devices if one.process_index == rank] for rank in range(jax.process_count())]
             devices = [one for host in per_host for one in host[: args.num_cores]]
         self.kind: str = devices[0].platform
+        self.name: str = devices[0].device_kind
         self.rank, self.processes = jax.process_index(), jax.process_count()
-        self.replicas = len(devices)
+        if len(devices) % tensor:
+            raise UserError(f"--tensor {tensor}: does not divide {len(devices)} devices", USAGE)
+        self.replicas = len(devices) // tensor
         self.label = f"{self.kind}/{self.rank}"
         self.chief = self.rank == 0 and not exits.follows()
         self.precision = self._precision(devices[0]) if args.precision == "auto" else args.precision
         if self.precision == "fp16":
             raise UserError("--precision fp16: the JAX trainers have fp32 and bf16", USAGE)
         self.dtype = jax.numpy.bfloat16 if self.precision == "bf16" else jax.numpy.float32  # of activations
-        self.mesh = jax.sharding.Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+        grid = np.array(devices).reshape(self.replicas, tensor)
+        self.mesh = jax.sharding.Mesh(grid, ("data", "tensor"), axis_types=(AxisType.Auto, AxisType.Auto))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("data"))
         self._compilations: list[float] = []
@@ -125,9 +129,14 @@ class Devices:
 
         def put(array: np.ndarray | jax.Array) -> jax.Array:
             host = np.asarray(array)
-            return jax.make_array_from_callback(host.shape, self.replicated, lambda index: host[index])
+            return self.from_callback(host.shape, PartitionSpec(), lambda *index: host[index])
 
         return jax.tree.map(put, tree)
+
+    def from_callback(self, shape: tuple[int, ...], spec: PartitionSpec, part: Callable[..., np.ndarray]) -> jax.Array:
+        """Return an array of ``shape``, spread over the mesh as ``spec`` says; ``part(*slices)`` is a part of it."""
+        sharding = NamedSharding(self.mesh, spec)
+        return jax.make_array_from_callback(shape, sharding, lambda index: part(*index))
 
     def put_batch(self, batch: np.ndarray) -> jax.Array:
         """Return a global ``batch``, the same in all processes, with its rows spread over the devices."""
@@ -188,12 +197,8 @@ class Devices:
         return next((name for name, value in state["model"].items() if not np.isfinite(value).all()), "")
 
     def digest(self, model: nnx.Module) -> str:
-        """Return the SHA-256, in hexadecimal, of the names and bytes of all arrays of ``model``."""
-        digest = hashlib.sha256()
-        for name, array in sorted(self.state({"model": model})["model"].items()):
-            digest.update(name.encode())
-            digest.update(array.tobytes())
-        return digest.hexdigest()
+        """Return :func:`sha256` of ``model``."""
+        return sha256(self.state({"model": model})["model"])
 
     # --- processes --------------------------------------------------------------------------------------
 
@@ -299,6 +304,15 @@ def optimizer(args: argparse.Namespace, rate: Callable[[jax.Array], jax.Array]) 
         return optax.chain(clip, optax.adamw(rate, weight_decay=args.weight_decay, mask=decayed))
     sgd = optax.sgd(rate, args.momentum or None, nesterov=args.momentum > 0)
     return optax.chain(clip, optax.add_decayed_weights(args.weight_decay, decayed), sgd)
+
+
+def sha256(weights: dict[str, np.ndarray]) -> str:
+    """Return the SHA-256, in hexadecimal, of the names and bytes of ``weights``."""
+    digest = hashlib.sha256()
+    for name, array in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def _name(path: tuple[Any, ...]) -> str:

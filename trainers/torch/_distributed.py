@@ -65,8 +65,11 @@ class Checkpoints:
     def save(self, step: int, log: str) -> str:
         """Write a checkpoint and remove old ones; all processes call it.
 
-        Returns its folder; raises :class:`UserError` if it cannot be written.
+        Returns its folder; raises :class:`UserError` if it cannot be written, :class:`Diverged` if a weight is not
+        finite.
         """
+        if not self.is_finite():
+            raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr, or try --precision fp32")
         reason, path = "", self.path(step)
         try:
             if self.device.chief:

@@ -14,71 +14,26 @@ from __future__ import annotations
 
 import argparse
 
-from trainers.common import exits, flags, text_data
-from trainers.common.flags import Flag, integer, number, one_of
+from trainers.common import exits, gpt, text_data
+from trainers.common.flags import Flag, integer, one_of
+from trainers.common.gpt import Config
 
-_SHARED = ("deterministic", "job-dir", "checkpoint-dir", "checkpoint-minutes", "keep-checkpoints",
-           "resume", "accept-other-data", "output-dir", "export-dir", "logdir", "metrics-file",
-           "log-steps")  # fmt: skip
 FLAGS = (
-    *text_data.FLAGS,
-    Flag("model", one_of("auto", "tiny", "base", "124m", "350m", "1b"), "auto", "size; auto: tiny on a CPU, else base"),
-    Flag("layers", integer(0), 0, "number of layers; 0: the model's"),
-    Flag("width", integer(0), 0, "width of the residual stream; 0: the model's"),
-    Flag("heads", integer(0), 0, "attention heads; 0: the model's"),
-    Flag("kv-heads", integer(0), 0, "heads of keys and values, which divide --heads; 0: the model's, or --heads"),
-    Flag("block-size", integer(0), 0, "tokens that the model sees at once; 0: the model's"),
-    Flag("tie-embeddings", None, True, "use the embedding of tokens as the last layer, too"),
-    Flag("batch-size", integer(0), 0, "windows per process that fit into memory at a time; 0: the model's"),
-    Flag("accumulate", integer(1), 1, "such batches per step: the global batch is their windows of all processes"),
-    Flag("max-steps", integer(1), 2000, "steps of the schedule"),
-    Flag("num-steps", integer(0), 0, "stop and save after this many steps in total; 0: after --max-steps"),
-    Flag("optimizer", one_of("adamw", "muon"), "adamw", "AdamW, or Muon for the matrices of the layers and AdamW for"
-         " the rest (torch 2.9 or later)"),
-    Flag("lr", number(0, above=True), 1e-3, "peak of the learning rate"),
-    Flag("precision", one_of("auto", "fp32", "bf16"), "auto", "auto: bf16 where the hardware has it"),
-    Flag("seed", integer(0), 0, "seed of initial weights and order of windows"),
-    Flag("weight-decay", number(0), 0.1, "of matrices and embeddings"),
-    Flag("clip-norm", number(0), 1.0, "scale gradients down to this norm; 0: off"),
-    Flag("schedule", one_of("cosine", "wsd"), "cosine", "after the warm-up, a cosine to a tenth of --lr, or --lr and"
-         " then a line to 0 in the last fifth (warm-up, stable, decay)"),
-    Flag("warmup-steps", integer(0), 100, "steps of linear warm-up"),
     Flag("parallel", one_of("ddp", "fsdp"), "ddp", "of several processes: each has the model (DistributedDataParallel),"
          " or a part of it (FSDP2)"),
     Flag("compile", one_of("auto", "on", "off"), "auto", "use torch.compile; auto: on CUDA, and not where it fails"),
     Flag("device", one_of("auto", "cpu", "cuda"), "auto", "auto: a GPU if there is one, else the CPU"),
     Flag("num-cores", integer(0), 0, "processes to start, one per GPU; 0: all GPUs of this machine (CPU: 1)"),
-    Flag("eval-steps", integer(1), 250, "steps between validations"),
-    Flag("eval-tokens", integer(1), 1 << 20, "tokens of the validation set that are used, from its start"),
-    Flag("eval-only", None, False, "validate (and export) the newest checkpoint in --checkpoint-dir, without training"),
-    Flag("target-loss", number(0), 0.0, "stop once the validation loss is at most this; exit with"
-         f" {exits.TARGET_MISSED} if it never is; 0: off"),
-    Flag("prompt", str, "", "text that the sample at the end continues; default: the start of the validation set"),
-    Flag("sample-tokens", integer(0), 200, "tokens to generate at the end; 0: none"),
-    Flag("checkpoint-steps", integer(0), 0, "save every this many steps; 0: every --eval-steps", "output"),
-    Flag("hypertune-tag", str, "", "report the validation loss to hyperparameter tuning under this name; the default in"
-         " a tuning trial is training/hptuning/metric", "output", "CLOUD_ML_HP_METRIC_TAG"),
 )  # fmt: skip
 
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """Return the flags of the command line, or of ``words``."""
-    common = [flag for flag in flags.COMMON if flag.name in _SHARED]
-    return flags.parse("gpt", "A language model of Llama's architecture in PyTorch.", FLAGS, words, common=common)
-
-
 if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = parse()
+    ARGS = gpt.parse("PyTorch", FLAGS)
 
 import contextlib
-import dataclasses
 import datetime
-import json
 import math
 import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -89,64 +44,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common import order, paths
-from trainers.common.token_log import TokenLog
+from trainers.common import order
+from trainers.common.token_log import TokenLog, TokenRun
 from trainers.torch import _device
 from trainers.torch._device import Device
 from trainers.torch._distributed import Checkpoints
 
 # --- the model ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Config:
-    """A model of Llama's architecture, in the words of transformers' LlamaConfig."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool = True
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-
-    @property
-    def head_dim(self) -> int:
-        """Return the width of a head."""
-        return self.hidden_size // self.num_attention_heads
-
-
-# Layers, width, heads, heads of keys and values, block size, batch size. tiny and base have the sizes of nanoGPT's for
-# characters (https://github.com/karpathy/nanoGPT#quick-start), 124m and 350m those of GPT-2, 1b that of Llama 3.2.
-MODELS = {
-    "tiny": (4, 128, 4, 4, 64, 12),
-    "base": (6, 384, 6, 6, 256, 64),
-    "124m": (12, 768, 12, 12, 1024, 16),
-    "350m": (24, 1024, 16, 16, 1024, 8),
-    "1b": (16, 2048, 32, 8, 2048, 4),
-}
-
-
-def configure(args: argparse.Namespace, kind: str, vocab_size: int) -> Config:
-    """Return the model that the flags ask for, and set ``args.batch_size``; raises :class:`UserError`."""
-    name = args.model if args.model != "auto" else "tiny" if kind == "cpu" else "base"
-    layers, width, heads, kv_heads, block_size, batch_size = MODELS[name]
-    kv_heads = args.kv_heads or (args.heads or kv_heads)
-    layers, width, heads = args.layers or layers, args.width or width, args.heads or heads
-    args.batch_size = args.batch_size or batch_size
-    if width % heads or width // heads % 2:
-        raise exits.UserError(f"--width {width} is not an even multiple of --heads {heads}", exits.USAGE)
-    if heads % kv_heads:
-        raise exits.UserError(f"--heads {heads} is not a multiple of --kv-heads {kv_heads}", exits.USAGE)
-    # SwiGLU has three matrices where GPT has two of four widths: 8/3 of the width is as much work.
-    intermediate = 64 * math.ceil(width * 8 / 3 / 64)
-    # Multiples of 64 are what tensor cores take at once; no token has the numbers behind vocab_size.
-    vocab_size = 64 * math.ceil(vocab_size / 64)
-    return Config(vocab_size, width, intermediate, layers, heads, kv_heads, args.block_size or block_size,
-                  args.tie_embeddings)  # fmt: skip
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -244,32 +148,6 @@ class GPT(nn.Module):
         """Return the cross entropy; its own method because torch.compile fuses it."""
         return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten(), ignore_index=-1,
                                reduction=reduction)  # fmt: skip
-
-
-def flops_per_token(model: GPT, config: Config) -> float:
-    """Return the operations of a training step per token: 6 per weight that multiplies, and those of attention.
-
-    PaLM, appendix B: https://arxiv.org/abs/2204.02311
-    """
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    if not config.tie_word_embeddings:  # looking up a row of the embedding is no multiplication
-        weights -= config.vocab_size * config.hidden_size
-    attention = 12 * config.num_hidden_layers * config.hidden_size * config.max_position_embeddings
-    return 6.0 * weights + attention
-
-
-# Dense bf16 operations in TFLOP/s, by a word of the device's name, from NVIDIA's data sheets, which have some with
-# sparsity only (twice as many): https://www.nvidia.com/en-us/data-center/h100/ and the pages of the others.
-PEAKS = {"B200": 2250, "GH200": 989, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312,
-         "L40S": 362, "L40": 181, "L4": 121, "A10": 125}  # fmt: skip
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of ``device`` in operations per second with bf16, None if it is not known."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((1e12 * peak for words, peak in PEAKS.items() if re.search(rf"\b{words}\b", name)), None)
 
 
 # --- optimizer and schedule ---------------------------------------------------------------------------------------
@@ -423,7 +301,6 @@ def train_step(
 def evaluate(model: nn.Module, batches: Batches, stop: exits.Stop) -> float | None:
     """Return the mean loss of the validation set, every token once; None if the run has to stop."""
     total = torch.zeros(1, dtype=torch.float64, device=batches.device.device)
-    stop.restart()
     for idx, targets in batches.validation():
         with batches.device.autocast():
             total += model(idx, targets, "sum")
@@ -460,33 +337,18 @@ def whole_weights(model: nn.Module, config: Config) -> dict[str, torch.Tensor]:
             if not (config.tie_word_embeddings and name == "lm_head.weight")}  # fmt: skip
 
 
-def export(weights: dict[str, torch.Tensor], config: Config, tokenizer: text_data.Tokenizer, folder: str) -> list[str]:
-    """Write what transformers' from_pretrained() reads into ``folder``; returns the names of the files."""
-    about = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **dataclasses.asdict(config),
-             "head_dim": config.head_dim, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-             "bos_token_id": None, "eos_token_id": tokenizer.end, "torch_dtype": "float32"}  # fmt: skip
-    words = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token,
-             "model_max_length": config.max_position_embeddings}  # fmt: skip
-    contents = {"config.json": json.dumps(about, indent=1), "tokenizer.json": tokenizer.json,
-                "tokenizer_config.json": json.dumps(words, indent=1)}  # fmt: skip
-    with paths.complete_files(folder) as fresh:
-        for name, content in contents.items():
-            with open(os.path.join(fresh, name), "w", encoding="utf-8") as file:
-                file.write(content + "\n")
-        try:
-            from safetensors.torch import save_file
-        except ImportError:
-            print("note: model.safetensors is not written: pip install safetensors", flush=True)
-        else:
-            save_file(weights, os.path.join(fresh, "model.safetensors"), {"format": "pt"})
-        return sorted(os.listdir(fresh))
+def save_safetensors(weights: dict[str, torch.Tensor], path: str) -> None:
+    """Write the weights into a file that transformers reads; raises ImportError without the package safetensors."""
+    from safetensors.torch import save_file
+
+    save_file(weights, path, {"format": "pt"})
 
 
-def train(args: argparse.Namespace, device: Device, log: TokenLog) -> int:  # noqa: C901 - to be read at once
+def train(args: argparse.Namespace, device: Device, log: TokenLog) -> int:
     """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
     text = text_data.load(args, log.say)
     order.check_alike(device, "text", str(text.fingerprints))
-    config = configure(args, device.kind, text.tokenizer.vocab_size)
+    config = gpt.configure(args, device.kind, text.tokenizer.vocab_size)
     batches = Batches(text, args, config.max_position_embeddings, device)
     cuda, bf16 = device.kind == "cuda", device.precision == "bf16"
     # On a CPU in bf16, flash attention is slow for short windows: 5.4 to 6.8 ms forward and backward for 12 windows of
@@ -496,8 +358,9 @@ def train(args: argparse.Namespace, device: Device, log: TokenLog) -> int:  # no
     model = GPT(config).to(device.device)  # initialized on the CPU: the same weights on every device
     weights = sum(weight.numel() for weight in model.parameters())
     global_batch = args.batch_size * args.accumulate * device.processes
-    log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, flops_per_token(model, config)
-    log.peak = device.processes * peak if bf16 and (peak := peak_flops(device.device)) else None
+    log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, gpt.flops_per_token(weights, config)
+    peak = gpt.peak_flops(torch.cuda.get_device_name(device.device)) if cuda and bf16 else None
+    log.peak = peak and peak * device.processes
     if args.compile == "on" or (args.compile == "auto" and cuda):
         window = torch.zeros(args.batch_size, batches.block_size, dtype=torch.int64, device=device.device)
         if reason := compile_layers(model, window, device):
@@ -507,86 +370,34 @@ def train(args: argparse.Namespace, device: Device, log: TokenLog) -> int:  # no
     ddp = parallelize(model, args, device)
     optimizers = make_optimizers(model, args)
 
-    shape = " ".join(f"{name}={value}" for name, value in dataclasses.asdict(config).items())
-    may_change = ("lr", "weight_decay", "clip_norm", "schedule", "warmup_steps", "max_steps")
-    run = {"trainer": "torch.gpt", "model": shape, "optimizer": args.optimizer, "seed": args.seed,
-           "global_batch": global_batch, "train_tokens": len(text.train), "data": text.fingerprints,
-           "flags": {"precision": device.precision,
-                     **{name.replace("_", "-"): getattr(args, name) for name in may_change}}}  # fmt: skip
-    checkpoints = Checkpoints(args, device, model, optimizers, run)
-    step, saved = 0, -1  # steps done, and those in the newest checkpoint
-    if about := checkpoints.resume(log.say):
-        step = saved = about["step"]
-        log.load(about["log"], step)
-    elif args.eval_only:
-        raise exits.UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", exits.USAGE)
-    log.start(**run)
+    about = gpt.description("torch.gpt", args, config, global_batch, text, device.precision)
+    checkpoints = Checkpoints(args, device, model, optimizers, about)
+    run = TokenRun(log, args, device, checkpoints.resume(log.say), about)
     log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on"
             f" {device.processes} x {device.kind} in {device.precision}")  # fmt: skip
-    stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
-    stop.install()
 
-    status, code = "completed", 0
-    last = min(args.num_steps or args.max_steps, args.max_steps)
-    losses = torch.zeros((), device=device.device)  # since they were read last: the sum shows any that is not finite
+    def validate() -> float | None:
+        return evaluate(model, batches, run.stop)
 
-    def save() -> None:
-        nonlocal saved
-        if args.checkpoint_dir and saved != step:
-            with log.paused():
-                log.check_finite(device.mean(losses))
-                log.check_finite(0 if checkpoints.is_finite() else math.nan, "a weight")
-                log.saved(step, checkpoints.save(step, log.state()))
-                stop.saved()
-            saved = step
-
-    while True:
-        done = step >= last or args.eval_only
-        if step % args.eval_steps == 0 < step or step == args.max_steps or args.eval_only:
-            with log.paused():
-                val_loss = evaluate(model, batches, stop)
-            if val_loss is None:
-                code = stop.code
-                save()
-            else:
-                log.validation(val_loss, batches.validation_windows * batches.block_size)
-                if val_loss <= args.target_loss:
-                    status, done = "reached", True
-        if code or done:
-            break
+    for step in run.steps(validate, batches.validation_windows * batches.block_size, checkpoints.save):
         loss, norm = train_step(ddp, optimizers, batches, step, args)
-        losses += loss
-        step += 1
-        log.count(step)
-        if step % args.log_steps == 0 or log.trained == 1:  # only then is the loss read from the device
-            log.check_finite(device.mean(losses))
-            losses.zero_()
-            whole_norm = getattr(norm, "full_tensor", lambda norm=norm: norm)()  # of the parts that FSDP2 has
-            log.train(device.mean(loss.double()), learning_rate(step - 1, args), whole_norm.item())
-        code = stop.poll()  # of SIGTERM, agreed by all processes
-        if code or stop.save_due or step == last or step % (args.checkpoint_steps or args.eval_steps) == 0:
-            save()
+        # FSDP2 has parts of the norm.
+        whole_norm = getattr(norm, "full_tensor", lambda norm=norm: norm)  # of the parts that FSDP2 has
+        run.end_step(loss.double(), learning_rate(step, args), lambda whole=whole_norm: whole().item())
 
-    log.pause()
-    if code:
-        status = "preempted"
-    elif status == "completed" and not args.eval_only:
-        if step < args.max_steps:
-            status = "stopped"
-        elif args.target_loss:
-            status, code = "missed", exits.TARGET_MISSED
     whole = whole_weights(model, config)
-    if status not in ("stopped", "preempted"):
+    if run.complete:
         if args.sample_tokens:
             beginning = text.val[: batches.block_size // 2]
             start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else beginning
             tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches)
             log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
         if args.export_dir and device.chief:
-            log.exported(args.export_dir, export(whole, config, text.tokenizer, args.export_dir))
-    log.finish(status, code, _device.weights_sha256(whole), global_batch=global_batch)
+            files = gpt.export(config, text.tokenizer, args.export_dir, lambda path: save_safetensors(whole, path))
+            log.exported(args.export_dir, files)
+    log.finish(run.status, run.code, _device.weights_sha256(whole), global_batch=global_batch)
     device.close(args)
-    return code
+    return run.code
 
 
 def main(args: argparse.Namespace) -> int:

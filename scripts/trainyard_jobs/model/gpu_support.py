@@ -98,7 +98,8 @@ def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str) -> s
     if other := releases.get(own):
         return f"use {framework} {own} for CUDA {other}, or another GPU"
     if releases:
-        return f"use {framework} {' to '.join(dict.fromkeys((min(releases, key=Version), max(releases, key=Version))))}, or another GPU"
+        first, last = min(releases, key=Version), max(releases, key=Version)
+        return f"use {framework} {' to '.join(dict.fromkeys((first, last)))}, or another GPU"
     return f"use another GPU: no {framework} in images/matrix.yaml has code for a {row.model}"
 
 

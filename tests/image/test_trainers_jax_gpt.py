@@ -1,0 +1,215 @@
+"""The language model in JAX, in the jax image: several devices in all ways, exact resume, checkpoints, export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.image.trainer_box import PYTHON, Box, Ended, box
+from trainyard.sandbox.datasets import text
+
+pytestmark = [pytest.mark.concurrent, pytest.mark.big("jax")]
+
+TINY = ("--device=cpu", "--precision=fp32", "--layers=2", "--width=32", "--heads=4", "--block-size=32",
+        "--max-steps=20", "--eval-steps=10", "--eval-tokens=5000", "--warmup-steps=5", "--sample-tokens=0",
+        "--log-steps=1", "--cache-dir=/tmp/packed", "--datadir=/data/text")  # fmt: skip
+#: The largest difference of two losses whose sums of float32 had another order; see test_trainers_torch_gpt.py.
+CLOSE = 2.0**-24 * 32 * 6 * 2
+
+
+@pytest.fixture(scope="module")
+def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with box(built_image("jax")) as started:
+        started.put(text.write(tmp_path_factory.mktemp("text")), "text")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def whole(here: Box) -> Ended:
+    """An uninterrupted run on one device."""
+    ended = gpt(here, "--output-dir=/tmp/whole")
+    ended.learned()
+    return ended
+
+
+def gpt(here: Box, *words: str) -> Ended:
+    return here.trainer("jax.gpt", *TINY, *words)
+
+
+def losses(here: Box, folder: str) -> list[float]:
+    """The losses of all steps and tests in the report, with six decimals."""
+    report = json.loads(here.run("cat", f"{folder}/report.json").output)
+    return [loss for _, loss in (*report["loss"], *report["val_loss"])]
+
+
+def one_line(ended: Ended) -> str:
+    """The line with which the trainer has reported an error."""
+    said = [line for line in ended.lines if line.startswith("gpt: ")]
+    assert len(said) == 1 and "Traceback" not in ended.output, ended.output
+    return said[0]
+
+
+def test_it_learns_and_continues_a_text(here: Box) -> None:
+    ended = gpt(here, "--max-steps=150", "--eval-steps=75", "--lr=0.01", "--sample-tokens=20", "--log-steps=50")
+    learned = ended.learned()
+    assert learned["val_loss"] < 0.6 * learned["loss_first"]
+    (sample,) = [line for line in ended.lines if line.startswith("sample: ")]
+    assert len(sample) > 10
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--num-cores=4", "--batch-size=3"), id="four devices"),
+        pytest.param(("--num-cores=4", "--batch-size=3", "--parallel=fsdp"), id="fully sharded"),
+        pytest.param(("--num-cores=4", "--batch-size=6", "--tensor=2"), id="tensor parallel"),
+        pytest.param(("--num-cores=8", "--batch-size=3", "--tensor=2", "--parallel=fsdp"), id="both"),
+        pytest.param(("--batch-size=4", "--accumulate=3"), id="accumulated"),
+    ],
+)
+def test_the_same_global_batch_gives_the_same_losses(here: Box, whole: Ended, words: tuple[str, ...]) -> None:
+    folder = f"/tmp/same{'-'.join(words)}"
+    learned = gpt(here, *words, f"--output-dir={folder}").learned()
+    assert learned["global_batch"] == whole.summary["global_batch"] == 12
+    pairs = zip(losses(here, "/tmp/whole"), losses(here, folder), strict=True)
+    assert max(abs(one - other) for one, other in pairs) <= CLOSE
+
+
+def test_two_processes_equal_one_and_write_one_checkpoint_that_one_device_resumes(here: Box, whole: Ended) -> None:
+    command = f"{PYTHON} -m trainers.jax.gpt {' '.join(TINY)} --batch-size=6 --parallel=fsdp"
+    folders = "--checkpoint-dir=/tmp/pair --output-dir=/tmp/pair-out --num-steps=10"
+    address = "JAX_COORDINATOR_ADDRESS=127.0.0.1:29671 JAX_NUM_PROCESSES=2"
+    chief, other = here.run_parallel(*(f"env {address} JAX_PROCESS_ID={rank} {command} {folders}" for rank in (0, 1)))
+    assert chief.learned()["processes"] == 2 and other.code == 0, other.output
+    resumed = gpt(here, "--checkpoint-dir=/tmp/pair", "--output-dir=/tmp/pair-resumed").learned()
+    assert resumed["resumed_from"] == 10
+    pairs = zip(losses(here, "/tmp/whole"), losses(here, "/tmp/pair-resumed"), strict=True)
+    assert max(abs(one - other) for one, other in pairs) <= CLOSE
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_gives_the_same_bits(here: Box, optimizer: str) -> None:
+    words = (f"--optimizer={optimizer}", f"--checkpoint-dir=/tmp/exact-{optimizer}")
+    straight = gpt(here, words[0]).learned()
+    assert gpt(here, *words, "--num-steps=7").learned()["status"] == "stopped"
+    resumed = gpt(here, *words).learned()
+    assert (resumed["resumed_from"], resumed["weights_sha256"]) == (7, straight["weights_sha256"])
+
+
+def test_a_killed_run_resumes_from_its_last_complete_checkpoint(here: Box, whole: Ended) -> None:
+    command = f"{PYTHON} -m trainers.jax.gpt {' '.join(TINY)} --checkpoint-dir=/tmp/killed --checkpoint-steps=2"
+    here.run("sh", "-c", f"{command} >/tmp/killed.log 2>&1 & echo $! >/tmp/killed.pid; "
+             "until [ -e /tmp/killed/step-000000004/run.json ]; do sleep 0.05; done; kill -9 $(cat /tmp/killed.pid)")  # fmt: skip
+    here.run("mkdir", "-p", "/tmp/killed/step-000000099/state")  # as if it was killed while writing
+    resumed = gpt(here, "--checkpoint-dir=/tmp/killed").learned()
+    assert resumed["resumed_from"] >= 4 and resumed["weights_sha256"] == whole.summary["weights_sha256"]
+    kept = here.run("ls", "/tmp/killed").output.split()
+    assert "step-000000099" not in kept and "step-000000020" in kept
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_none_that_works_is_one_line(here: Box, whole: Ended) -> None:
+    folder = "--checkpoint-dir=/tmp/damaged"
+    gpt(here, folder).learned()
+    here.run("sh", "-c", "find /tmp/damaged/step-000000020/state -type f | while read f; do echo x >$f; done")
+    again = gpt(here, folder)
+    assert again.learned()["resumed_from"] == 10 and again.summary["weights_sha256"] == whole.summary["weights_sha256"]
+    assert "step-000000020 cannot be used" in again.output
+    here.run("sh", "-c", "find /tmp/damaged -name '_METADATA' -delete; find /tmp/damaged -path '*/state/*' -delete")
+    ended = gpt(here, folder)
+    assert ended.code == 1 and "can be used; use another --checkpoint-dir" in one_line(ended)
+
+
+def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
+    command = f"{PYTHON} -m trainers.jax.gpt {' '.join(TINY)} --max-steps=100000 --eval-steps=100000"
+    (ended,) = here.run_parallel(f"sh -c '{command} --checkpoint-dir=/tmp/termed & echo $! >/tmp/term.pid; "
+                             "until grep -q step.1/ /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
+                             "wait $(cat /tmp/term.pid)'")  # fmt: skip
+    assert ended.code == 143 and ended.summary["status"] == "preempted", ended.output
+    saved = ended.summary["global_step"]
+    words = ("--max-steps=100000", "--eval-steps=100000", "--checkpoint-dir=/tmp/termed", f"--num-steps={saved + 2}")
+    assert gpt(here, *words).learned()["resumed_from"] == saved
+
+
+def test_a_new_run_moves_the_checkpoints_away_and_another_run_is_refused(here: Box) -> None:
+    folder = "--checkpoint-dir=/tmp/fresh"
+    gpt(here, folder, "--num-steps=4").learned()
+    refused = gpt(here, folder, "--batch-size=4")
+    assert refused.code == 2 and "its checkpoints have global_batch 12, this run has 4" in one_line(refused)
+    fresh = gpt(here, folder, "--num-steps=3", "--no-resume")
+    assert fresh.learned()["resumed_from"] is None and "the checkpoints of an earlier run are in" in fresh.output
+    assert gpt(here, folder, "--eval-only").learned()["resumed_from"] == 3
+
+
+def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box) -> None:
+    ended = gpt(here, "--lr=1e30", "--warmup-steps=0", "--clip-norm=0", "--checkpoint-dir=/tmp/infinite",
+                "--export-dir=/tmp/infinite-model")  # fmt: skip
+    assert (ended.code, ended.summary["status"]) == (22, "diverged"), ended.output
+    assert "lower --lr" in one_line(ended)
+    assert not here.run("find", "/tmp/infinite", "/tmp/infinite-model", "-type", "f").output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--datadir=/none",), 1, "--datadir /none: does not exist"),
+        (("--num-cores=4", "--tensor=3"), 2, "--tensor 3: does not divide 4 devices"),
+        (("--num-cores=8", "--tensor=8"), 2, "--tensor 8 does not divide 4 heads of keys and values"),
+        (("--checkpoint-dir=gs://bucket/run",), 2, "--checkpoint-dir gs://bucket/run: give a folder"),
+        (("--checkpoint-dir=/tmp/nothing", "--eval-only"), 2, "--eval-only: /tmp/nothing has no checkpoint"),
+        (("--width=30",), 2, "--width 30 is not an even multiple of --heads 4"),
+    ],
+)
+def test_a_user_error_is_one_line(here: Box, words: tuple[str, ...], code: int, message: str) -> None:
+    ended = gpt(here, *words)
+    assert ended.code == code and message in one_line(ended), ended.output
+
+
+@pytest.mark.big("cpu", "jax")
+@pytest.mark.parametrize("words", [(), ("--kv-heads=2", "--no-tie-embeddings")], ids=["tied", "grouped"])
+def test_the_export_is_the_same_function_in_pytorch(
+    here: Box, built_image: Callable[[str], str], words: tuple[str, ...]
+) -> None:
+    """The trainer for PyTorch is compared with transformers; its model loads these weights by the same names."""
+    gpt(here, *words, "--export-dir=/tmp/exported").learned()
+    asked = here.python("""
+import json, jax, numpy
+from flax import nnx
+from safetensors.numpy import load_file
+from trainers.common.gpt import Config
+from trainers.jax.gpt import GPT
+config = json.load(open("/tmp/exported/config.json"))
+config = Config(**{name: config[name] for name in Config.__dataclass_fields__})
+model = GPT(config, jax.numpy.float32, nnx.Rngs(0))
+weights, state = load_file("/tmp/exported/model.safetensors"), nnx.state(model)
+for path, variable in nnx.to_flat_state(state):
+    name = ".".join(map(str, (*([] if path[0] == "lm_head" else ["model"]), *path[:-1], "weight")))
+    variable.set_value(weights[name].T if path[-1] == "kernel" else weights[name])
+nnx.update(model, state)
+print(json.dumps(numpy.asarray(model(numpy.arange(32)[None])).tolist()))
+""")
+    assert asked.code == 0, asked.output
+    with box(built_image("cpu")) as there:
+        content = here.run("sh", "-c", "tar -C /tmp -c exported | base64 -w0").output
+        there.run(
+            "sh",
+            "-c",
+            "cat >/tmp/exported.b64 <<'EOF'\n" + content + "\nEOF\nbase64 -d /tmp/exported.b64 | tar -x -C /tmp",
+        )
+        answered = there.python("""
+import json, torch
+from safetensors.torch import load_file
+from trainers.torch.gpt import GPT, Config
+config = json.load(open("/tmp/exported/config.json"))
+model = GPT(Config(**{name: config[name] for name in Config.__dataclass_fields__}))
+missing, unexpected = model.load_state_dict(load_file("/tmp/exported/model.safetensors"), strict=False)
+assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+print(json.dumps(model.eval()(torch.arange(32)[None]).detach().tolist()))
+""")
+    assert answered.code == 0, answered.output
+    one, other = (json.loads(ended.lines[-1]) for ended in (asked, answered))
+    difference = max(
+        abs(a - b) for row, also in zip(one[0], other[0], strict=True) for a, b in zip(row, also, strict=True)
+    )
+    assert difference <= 1e-4 * max(abs(value) for row in one[0] for value in row)

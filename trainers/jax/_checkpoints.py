@@ -1,0 +1,130 @@
+"""Checkpoints of Orbax, to which each process writes its part, and which any number of devices loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from trainers.common import exits, paths
+from trainers.common.run import cannot_save, check_same_run, set_aside
+from trainers.jax._devices import Devices
+
+
+class Checkpoints:
+    """Checkpoints of Orbax, one folder ``step-<step>`` each.
+
+    ``state`` in it is Orbax's, and ``run.json``, which is written last, describes the run: a folder without it is not
+    complete. Arrays are loaded to where those of the current run are.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, device: Devices, run: dict[str, Any], finite: Callable[[Any], jax.Array]
+    ) -> None:
+        """``run`` describes the run; ``finite(state)`` returns whether the weights of a state are.
+
+        Raises :class:`UserError` for a folder that Orbax cannot write without further packages.
+        """
+        self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
+        self.device, self.finite = device, finite
+        if paths.is_remote(self.folder):
+            raise exits.UserError(f"--checkpoint-dir {self.folder}: give a folder, such as one where the bucket is"
+                                  " mounted", exits.USAGE)  # fmt: skip
+        self.folder = self.folder and os.path.abspath(self.folder)
+        self._orbax = ocp.StandardCheckpointer()
+
+    def path(self, step: int) -> str:
+        """Return the folder of the checkpoint after ``step`` steps."""
+        return os.path.join(self.folder, f"step-{step:09d}")
+
+    def steps(self, complete: bool = True) -> list[int]:
+        """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
+        steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
+        return sorted(step for step in steps if os.path.exists(os.path.join(self.path(step), "run.json")) == complete)
+
+    def _agreed(self, ask: Callable[[], Any]) -> Any:
+        """Return what ``ask()``, of values that JSON has, returns in the chief, in all processes."""
+        return json.loads(self.device.broadcast(json.dumps(ask() if self.device.chief else None).encode()))
+
+    def _prepare(self) -> None:
+        paths.make_folder(self.folder)
+        for step in self.steps(complete=False):
+            shutil.rmtree(self.path(step))
+        if steps := [] if self.args.resume else self.steps():
+            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], shutil.move)
+
+    def save(self, step: int, state: Any, log: str) -> str:
+        """Write a checkpoint and remove old ones; all processes call it.
+
+        Returns its folder; raises :class:`UserError` if it cannot be written, :class:`Diverged` if a weight is not
+        finite.
+        """
+        if not self.finite(state):
+            raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr, or try --precision fp32")
+        path, reason = self.path(step), ""
+        try:
+            self._orbax.save(os.path.join(path, "state"), nnx.to_pure_dict(state), force=True)
+            self._orbax.wait_until_finished()
+            if self.device.chief:
+                with paths.atomic_file(os.path.join(path, "run.json")) as file:
+                    file.write(json.dumps({"run": self.run, "log": log, "step": step}).encode())
+        except (exits.UserError, OSError, ValueError, RuntimeError) as error:  # TensorStore raises ValueError
+            reason = _reason(error)
+        kept = self._agreed(self.steps)
+        if self.device.maximum([float(bool(reason))])[0]:
+            if self.device.chief:
+                shutil.rmtree(path, ignore_errors=True)
+            raise cannot_save(path, reason or "another process failed", [one for one in kept if one != step],
+                              exits.again(self.args.resume))  # fmt: skip
+        if self.device.chief:
+            for old in [other for other in kept if other <= step][: -self.keep]:
+                shutil.rmtree(self.path(old))
+        return path
+
+    def resume(self, state: Any, say: Callable[[str], None]) -> tuple[dict[str, Any] | None, Any]:
+        """Return what the newest checkpoint that is readable and finite says about its run, and its state.
+
+        Without a checkpoint, that is None and ``state``. With ``--no-resume``, earlier checkpoints are moved away.
+        Raises :class:`UserError` if there are checkpoints but none can be used, or if they are of another run.
+        """
+        if not self.folder:
+            return None, state
+        if self.device.chief and not self.args.eval_only:
+            self._prepare()
+        steps = self._agreed(self.steps) if self.args.resume else []
+        for step in reversed(steps):
+            about, reason = self._agreed(lambda step=step: self._about(step))
+            if not reason:
+                check_same_run(about["run"], self.run, self.args, say)
+                shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
+                try:
+                    loaded = self._orbax.restore(os.path.join(self.path(step), "state"), shapes)
+                    nnx.replace_by_pure_dict(state, loaded)
+                    reason = "" if self.finite(state) else "a weight is not finite"
+                except (OSError, ValueError, RuntimeError, KeyError) as error:
+                    reason = _reason(error)
+                if not reason:
+                    return about, state
+            say(f"{self.path(step)} cannot be used ({reason}); trying the one before")
+        if steps:
+            raise exits.UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
+                                  " --checkpoint-dir")  # fmt: skip
+        return None, state
+
+    def _about(self, step: int) -> tuple[dict[str, Any], str]:
+        try:
+            return json.loads(paths.read_file(os.path.join(self.path(step), "run.json"))), ""
+        except (OSError, ValueError) as error:
+            return {}, f"run.json: {error}"
+
+
+def _reason(error: Exception) -> str:
+    lines = str(getattr(error, "strerror", None) or error).strip().splitlines()
+    return (lines or [type(error).__name__])[0][:200]
