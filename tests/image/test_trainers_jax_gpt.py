@@ -101,7 +101,8 @@ def test_a_resumed_run_gives_the_same_bits(here: Box, optimizer: str) -> None:
 def test_a_killed_run_resumes_from_its_last_complete_checkpoint(here: Box, whole: Ended) -> None:
     command = f"{PYTHON} -m trainers.jax.gpt {' '.join(TINY)} --checkpoint-dir=/tmp/killed --checkpoint-steps=2"
     here.run("sh", "-c", f"{command} >/tmp/killed.log 2>&1 & echo $! >/tmp/killed.pid; "
-             "until [ -e /tmp/killed/step-000000004/run.json ]; do sleep 0.05; done; kill -9 $(cat /tmp/killed.pid)")  # fmt: skip
+             "until [ -e /tmp/killed/step-000000004/run.json ]; do sleep 0.05; done; "
+             "kill -9 $(cat /tmp/killed.pid)")  # fmt: skip
     here.run("mkdir", "-p", "/tmp/killed/step-000000099/state")  # as if it was killed while writing
     resumed = gpt(here, "--checkpoint-dir=/tmp/killed").learned()
     assert resumed["resumed_from"] >= 4 and resumed["weights_sha256"] == whole.summary["weights_sha256"]

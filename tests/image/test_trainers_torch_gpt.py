@@ -276,24 +276,6 @@ def test_where_compilation_fails_steps_are_eager_or_the_flag_is_one_line(here: B
     assert refused.code == 1 and one_line(refused).startswith("gpt: --compile on: "), refused.output
 
 
-def test_a_gpu_has_the_peak_of_its_data_sheet(here: Box) -> None:
-    found = here.python("""
-import torch
-from trainers.torch import gpt
-names = ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA A100-SXM4-40GB", "NVIDIA L40S",
-         "NVIDIA L4", "NVIDIA A10", "NVIDIA RTX A1000", "Tesla V100-SXM2-16GB"]
-torch.cuda.get_device_name = lambda device: device.name
-class Device:
-    type = "cuda"
-peaks = []
-for name in names:
-    Device.name = name
-    peaks.append(gpt.peak_flops(Device))
-print([peak and peak / 1e12 for peak in peaks], gpt.peak_flops(torch.device("cpu")))
-""")
-    assert found.lines[-1] == "[989.0, 756.0, 989.0, 312.0, 362.0, 121.0, 125.0, None, None] None", found.output
-
-
 def test_text_checkpoints_logs_and_export_can_be_in_a_bucket(here: Box, tmp_path: Path) -> None:
     """gcsfs with a fake Storage API."""
     (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainers.common import text_data, token_log
+from trainers.common import gpt, text_data, token_log
 from trainers.common.exits import Diverged, UserError
 from trainers.common.token_log import TokenLog
 
@@ -398,3 +398,15 @@ def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_ag
             again.validation(2.5, 100)
         assert reported() == [("1", "3.0"), ("2", "2.5")]
         assert [test["loss"] for test in again.tests] == [3.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA GH200 480GB", 989), ("NVIDIA L4", 121),
+        ("NVIDIA A100-SXM4-40GB", 312), ("NVIDIA L40S", 362), ("NVIDIA A10", 125), ("TPU v5 lite", 197),
+        ("TPU v6 lite", 918), ("NVIDIA RTX A1000", None), ("Tesla V100-SXM2-16GB", None), ("cpu", None),
+    ],
+)  # fmt: skip
+def test_a_device_has_the_peak_of_its_data_sheet(name: str, peak: float | None) -> None:
+    assert gpt.peak_flops(name) == (peak and 1e12 * peak)
