@@ -406,7 +406,7 @@ def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named
 ) -> None:
     folder = few_digits(tmp_path_factory.mktemp("relabelled"), 298, 53)
     path = str(folder / mnist_data.FILES["train"][1])
-    mnist_data.write_idx(path, (mnist_data.read_idx(path) + 1) % 10)
+    digits.write_array(path, (mnist_data.read_idx(path) + 1) % 10)
     other = here.put(folder, "relabelled")
     here.run("cp", "-r", "/data/few", "/tmp/few-moved")
     run = ("--epochs=2", "--checkpoint-dir=/tmp/data")
