@@ -220,7 +220,7 @@ def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_
 def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named(here: Box, tmp_path: Path) -> None:
     digits.write_idx(tmp_path)
     path = str(tmp_path / mnist_data.FILES["train"][1])
-    mnist_data.write_idx(path, (mnist_data.read_idx(path) + 1) % 10)
+    digits.write_array(path, (mnist_data.read_idx(path) + 1) % 10)
     other = here.put(tmp_path, "relabelled")
     here.run("cp", "-r", "/data/digits", "/tmp/digits-moved")
     run = ("--epochs=2", "--checkpoint-dir=/tmp/data")

@@ -268,7 +268,7 @@ def test_workers_with_different_checkpoints_report_it(here: Box) -> None:
 def test_workers_with_different_data_report_it(here: Box, tmp_path: Path) -> None:
     made = digits.write_idx(tmp_path / "digits1")
     for name in mnist_data.FILES["train"]:
-        mnist_data.write_idx(str(made / name), mnist_data.read_idx(str(made / name))[:1400])
+        digits.write_array(made / name, mnist_data.read_idx(str(made / name))[:1400])
     here.put(made, "digits1")
     here.run("ln", "-s", "/data/digits", "/tmp/data0")
     here.run("ln", "-s", "/data/digits1", "/tmp/data1")

@@ -276,6 +276,21 @@ def test_where_compilation_fails_steps_are_eager_or_the_flag_is_one_line(here: B
     assert refused.code == 1 and one_line(refused).startswith("gpt: --compile on: "), refused.output
 
 
+# The trainer, where --precision auto is fp16, as on GPUs without bf16: it has no gradient scaler.
+NO_BF16 = """
+import sys
+from trainers.torch import _device, gpt
+_device.Device._precision = lambda self: "fp16"
+_device.main(gpt.main, gpt.gpt.parse("PyTorch", gpt.FLAGS, sys.argv[1:]), "gpt")
+"""
+
+
+def test_a_gpu_without_bf16_trains_in_fp32(here: Box) -> None:
+    ended = here.python(NO_BF16, *TINY, "--datadir=/data/text", "--precision=auto", "--num-steps=2")
+    assert ended.learned()["weights_sha256"] == gpt(here, "--num-steps=2").learned()["weights_sha256"]
+    assert " in a step, on 1 x cpu in fp32" in ended.output, ended.output
+
+
 def test_text_checkpoints_logs_and_export_can_be_in_a_bucket(here: Box, tmp_path: Path) -> None:
     """gcsfs with a fake Storage API."""
     (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())

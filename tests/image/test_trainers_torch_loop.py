@@ -351,7 +351,8 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box, f
     size, model = (298, "small") if trainer == "torch.mnist" else (103, "resnet18")
     more = ("--num-classes=5", "--ema=0.5", "--warmup-epochs=0") if trainer == "torch.imagenet" else ()
     folder = f"/tmp/{trainer}-not-finite"
-    run = (*data, *more, "--device=cpu", f"--model={model}", f"--batch-size={size}", "--epochs=1", "--lr=1e39")
+    run = (*data, *more, "--device=cpu", f"--model={model}", f"--batch-size={size}", "--epochs=1", "--lr=3e38",
+           "--weight-decay=1e3")  # fmt: skip
     saving = here.trainer(trainer, *run, f"--checkpoint-dir={folder}", f"--export-dir={folder}/model", "--keep-best")
     for ended in (saving, here.trainer(trainer, *run, f"--export-dir={folder}/model")):
         assert (ended.code, ended.summary["status"]) == (22, "diverged"), ended.output
@@ -406,7 +407,7 @@ def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named
 ) -> None:
     folder = few_digits(tmp_path_factory.mktemp("relabelled"), 298, 53)
     path = str(folder / mnist_data.FILES["train"][1])
-    mnist_data.write_idx(path, (mnist_data.read_idx(path) + 1) % 10)
+    digits.write_array(path, (mnist_data.read_idx(path) + 1) % 10)
     other = here.put(folder, "relabelled")
     here.run("cp", "-r", "/data/few", "/tmp/few-moved")
     run = ("--epochs=2", "--checkpoint-dir=/tmp/data")

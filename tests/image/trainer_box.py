@@ -133,7 +133,7 @@ def few_digits(folder: Path, train: int, test: int) -> Path:
     digits.write_idx(folder)
     for split, count in (("train", train), ("test", test)):
         for name in mnist_data.FILES[split]:
-            mnist_data.write_idx(str(folder / name), mnist_data.read_idx(str(folder / name))[:count])
+            digits.write_array(folder / name, mnist_data.read_idx(str(folder / name))[:count])
     return folder
 
 

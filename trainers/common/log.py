@@ -228,7 +228,7 @@ def _tensorboard(folder: str) -> Any:
 
 
 class Journal:
-    """What the logs of all trainers have in common; a context manager around a run's loop.
+    """Log a run: what all trainers have in common; a context manager around its loop.
 
     On a :class:`UserError` it writes the summary before the error is passed on. Steps are global and count from 0.
     """
@@ -264,7 +264,7 @@ class Journal:
         self._step = self._resumed_from = self._saved = step
 
     def state(self) -> str:
-        """The tests and the loss curve so far, for a checkpoint."""
+        """Return the tests and the loss curve so far, for a checkpoint."""
         return json.dumps({"tests": self.tests, "curve": self.curve})
 
     def begin(self, **what: Any) -> None:
@@ -312,7 +312,7 @@ class Journal:
             self._output.event("checkpoint", global_step=step, path=path)
 
     def where_saved(self) -> str:
-        """What a run that stops now has saved, for messages."""
+        """Return what a run that stops now has saved, for messages."""
         if self._saved is None:
             return "nothing is saved without --checkpoint-dir"
         return f"step {self._saved} is saved, run {again(self.args.resume)} to resume"
@@ -372,7 +372,7 @@ class Journal:
 
 
 class Log(Journal):
-    """The log of a run that classifies images."""
+    """Log a run that classifies images."""
 
     tested = tested_as = "accuracy"
     unit = 100  # percent

@@ -126,13 +126,6 @@ def read_idx(path: str) -> np.ndarray:
     return np.frombuffer(content, np.uint8, size, start).reshape(shape)
 
 
-def write_idx(path: str, array: np.ndarray) -> None:
-    """Write the uint8 ``array`` as IDX, gzipped (without a time stamp) if ``path`` ends in ``.gz``."""
-    content = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-    with paths.atomic_file(path) as file:
-        file.write(gzip.compress(content, mtime=0) if path.endswith(".gz") else content)
-
-
 def load_mnist(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images ``uint8[n, rows, columns]`` and labels ``uint8[n]`` of ``split`` ("train" or "test") in ``folder``.
 

@@ -23,7 +23,7 @@ _LENGTH, _CRC = struct.Struct("<Q"), struct.Struct("<I")
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC32C of ``data``, masked as in TFRecord files."""
+    """Return the CRC32C of ``data``, masked as in TFRecord files."""
     crc = _libraries()[0](data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -106,7 +106,7 @@ def checked(content: bytes | memoryview, where: str) -> bytes:
 
 
 def image_and_label(data: bytes, where: str) -> tuple[bytes, int]:
-    """The features image/encoded and image/class/label (or image and label) of a serialised tf.train.Example."""
+    """Return the features image/encoded and image/class/label (or image and label) of a serialised tf.train.Example."""
     example = _libraries()[1]
     try:
         entries = example.FromString(data).features.feature

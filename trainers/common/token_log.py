@@ -13,7 +13,7 @@ from trainers.common.log import Devices, Journal
 
 
 class TokenLog(Journal):
-    """The log of a run that trains on tokens."""
+    """Log a run that trains on tokens."""
 
     def __init__(self, trainer: str, args: argparse.Namespace, devices: Devices) -> None:
         super().__init__(trainer, args, devices)

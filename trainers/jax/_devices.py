@@ -76,7 +76,7 @@ class Devices:
     """
 
     def __init__(self, args: argparse.Namespace, tensor: int = 1) -> None:
-        """Find the devices of ``--device`` after joining the other processes; ``tensor`` of them share a part of a batch.
+        """Find the devices of ``--device`` after joining the other processes; ``tensor`` of them share their rows.
 
         Raises :class:`UserError` if there are none, or fewer than ``--num-cores``.
         """

@@ -384,7 +384,7 @@ class Device:
                 distributed.broadcast(buffer, 0)
 
     def broadcast(self, content: Any) -> Any:
-        """The ``content`` passed by the process of rank 0."""
+        """Return the ``content`` passed by the process of rank 0."""
         box = [content]
         if self.processes > 1:
             distributed.broadcast_object_list(box)
@@ -467,7 +467,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def weights_sha256(weights: dict[str, torch.Tensor]) -> str:
-    """The SHA-256, in hexadecimal, of the names and bytes of ``weights``."""
+    """Return the SHA-256, in hexadecimal, of the names and bytes of ``weights``."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""Checkpoints to which each process of a run writes its part, and which any number of processes loads, with DDP or
+"""Save and load checkpoints of which each process writes its part, and which any number of processes loads, with DDP or
 FSDP2."""
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.booleans())
 def test_idx_files_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
-    path = str(tmp_path_factory.mktemp("idx") / f"x{'.gz' if gz else ''}")
-    mnist_data.write_idx(path, array)
-    assert np.array_equal(mnist_data.read_idx(path), array)
+    path = tmp_path_factory.mktemp("idx") / "x"
+    digits.write_array(path, array, gz)
+    assert np.array_equal(mnist_data.read_idx(f"{path}.gz" if gz else str(path)), array)
 
 
 GOOD = b"\0\0\x08\x01\0\0\0\x03abc"
@@ -92,8 +92,8 @@ def test_a_missing_folder_and_a_missing_file_are_reported(tmp_path: Path) -> Non
 
 
 def test_images_and_labels_must_be_of_the_same_number(tmp_path: Path) -> None:
-    mnist_data.write_idx(str(tmp_path / mnist_data.FILES["test"][0]), np.zeros((3, 28, 28), np.uint8))
-    mnist_data.write_idx(str(tmp_path / mnist_data.FILES["test"][1]), np.zeros(4, np.uint8))
+    digits.write_array(str(tmp_path / mnist_data.FILES["test"][0]), np.zeros((3, 28, 28), np.uint8))
+    digits.write_array(str(tmp_path / mnist_data.FILES["test"][1]), np.zeros(4, np.uint8))
     with pytest.raises(UserError, match="do not match"):
         mnist_data.load_mnist(str(tmp_path), "test")
 
@@ -155,8 +155,8 @@ def test_fake_data_is_random_and_the_same_each_time() -> None:
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     for names in mnist_data.FILES.values():
-        mnist_data.write_idx(str(tmp_path / names[0]), np.zeros((3, 32, 28), np.uint8))
-        mnist_data.write_idx(str(tmp_path / names[1]), np.zeros(3, np.uint8))
+        digits.write_array(str(tmp_path / names[0]), np.zeros((3, 32, 28), np.uint8))
+        digits.write_array(str(tmp_path / names[1]), np.zeros(3, np.uint8))
     with pytest.raises(UserError, match="32x28 images"):
         mnist_data.load(arguments(datadir=str(tmp_path)))
 

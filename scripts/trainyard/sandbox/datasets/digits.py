@@ -40,8 +40,8 @@ def write_idx(folder: str | Path, *, gz: bool = False, seed: int = 0) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for prefix, chosen in (("train", places[_TEST:]), ("t10k", places[:_TEST])):
-        _write(folder / f"{prefix}-images-idx3-ubyte", images[chosen], gz)
-        _write(folder / f"{prefix}-labels-idx1-ubyte", labels[chosen], gz)
+        write_array(folder / f"{prefix}-images-idx3-ubyte", images[chosen], gz)
+        write_array(folder / f"{prefix}-labels-idx1-ubyte", labels[chosen], gz)
     return folder
 
 
@@ -59,8 +59,7 @@ def _enlarged(images: npt.NDArray[np.float64]) -> Bytes:
     return result
 
 
-def _write(path: Path, array: Bytes, gz: bool) -> None:
+def write_array(path: str | Path, array: Bytes, gz: bool = False) -> None:
+    """Write ``array`` as the IDX file ``path``, or with ``gz`` gzipped, without a time stamp, as ``path``.gz."""
     content = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-    if gz:
-        path, content = path.with_name(path.name + ".gz"), gzip.compress(content, mtime=0)
-    path.write_bytes(content)
+    Path(f"{path}.gz" if gz else path).write_bytes(gzip.compress(content, mtime=0) if gz else content)
