@@ -17,7 +17,7 @@ from trainers.common.exits import USAGE, UserError, again
 from trainers.common.log import Log
 
 State = dict[str, Any]
-Test = Callable[[Callable[[], None]], tuple[float, ...]]
+Test = Callable[[Callable[[], None]], tuple[float, ...]]  # what Run.epochs() takes
 BEST = "best.ckpt"
 
 
@@ -170,19 +170,19 @@ class Tracer:
         """``profile(folder)`` starts to trace into ``folder``, and returns what ends it."""
         self._steps, self._profile, self._say = args.profile, profile, say
         self._folder = args.output_dir or args.logdir or "."
-        self._first: int | None = None  # step to trace
+        self._next: int | None = None  # the step before which the trace begins, then that before which it ends
         self._open = contextlib.ExitStack()
 
     def step(self, step: int) -> None:
         """Call before each ``step``, or before the first of several that the device takes as one."""
-        first = self._first = step + 2 if self._first is None else self._first
-        if self._steps and step >= first:
-            self._steps, self._first = 0, step + self._steps  # where the trace ends
-            folder = self._open.enter_context(paths.local_folder(self._folder))
-            self._open.callback(self._say, f"Trace written to {self._folder}")
-            self._open.callback(self._profile(folder))
-        elif step >= first:
+        self._next = step + 2 if self._next is None else self._next
+        if step >= self._next:
             self.close()
+            if self._steps:
+                self._next, self._steps = step + self._steps, 0
+                folder = self._open.enter_context(paths.local_folder(self._folder))
+                self._open.callback(self._say, f"Trace written to {self._folder}")
+                self._open.callback(self._profile(folder))
 
     def close(self) -> None:
         """Write the trace, if it is not written yet."""
