@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainers.common import mnist_data
+from trainers.common import flags, mnist_data
 
 from tests.image.trainer_box import (
-    BFLOAT16,
     COUNT,
     FLOAT32,
     MNIST_FORWARD,
@@ -67,13 +66,12 @@ def test_mnist_learns_digits(trained: Ended) -> None:
     assert found["accuracy"] >= 98.05
     assert found["loss_last"] < found["loss_first"] / 5
     assert not [line for line in trained.lines if line.startswith(("WARNING", "ERROR"))], trained.output
-    assert found["compile_count"] == 2, "one function to train and one to test, traced once"
+    exports = "exported_accuracy" in found
+    assert exports == flags.cpu_has_bf16(), "it is tested in bf16 there, and exported in fp32"
+    assert found["compile_count"] == 2 + exports, "a function to train, one to test, one for the export, traced once"
 
 
 def test_its_exports_give_the_same_answers_in_a_new_process(here: Box, trained: Ended) -> None:
-    # The trainer tests in bfloat16 if the CPU has it, and rounds inputs, weights and outputs of four layers to it; the
-    # export is float32.
-    relative = 4 * 3 * BFLOAT16
     loaded = here.python(f"""{COUNT}
 import json, keras, tensorflow as tf
 from trainers.common import mnist_data
@@ -83,11 +81,17 @@ served = model.signatures["serving_default"](images=tf.constant(images))["output
 again = keras.models.load_model("/gcs/bucket/model/model.keras").predict(images, verbose=0)
 # The softmax turns the error of the logits, relative to the largest, into one of the probabilities.
 bound = {MNIST_FORWARD * FLOAT32} * abs(numpy.log(numpy.maximum(served, 1e-30))).max()
-print(json.dumps([*count(served, labels, {relative}), bool(abs(served - again).max() <= bound)]))
+right = count(served, labels, {MNIST_FORWARD * FLOAT32})
+print(json.dumps([*right, bool(abs(served - again).max() <= bound)]))
 """)
     assert loaded.code == 0, loaded.output
     right, close, alike = json.loads(loaded.lines[-1])
-    assert abs(right - round(trained.learned()["accuracy"] * 3.6)) <= close, "360 digits; only near ties may differ"
+    found = trained.learned()
+    accuracy = found.get("exported_accuracy", found["accuracy"])
+    assert abs(right - round(accuracy * 3.6)) <= close, "360 digits; only near ties may differ"
+    said = [line for line in trained.lines if line.startswith("Exported model: ")]
+    expected = f"Exported model: test accuracy {accuracy:.2f} % in fp32"
+    assert said == [expected] * ("exported_accuracy" in found)
     assert alike and right >= 0.9805 * 360
 
 
@@ -376,10 +380,10 @@ _strategy.vary_dropout(model)
 def draw():
     return cluster.strategy.run(lambda: model(tf.ones((1, 64)), training=True))
 first = [part.numpy() for part in local(draw())]
-saved = _strategy.values(model.variables)
+saved = cluster.state(dict(model=model))
 second, third = ([part.numpy() for part in local(draw())] for _ in range(2))
 assert (first[0] != first[1]).any() and (second[0] != second[1]).any() and (first[0] != second[0]).any()
-_strategy.assign(model.variables, saved)
+cluster.load(dict(model=model), saved)
 again = [part.numpy() for part in local(draw())]
 assert (again[0] == second[0]).all() and (again[1] == second[1]).all()
 """)

@@ -317,12 +317,9 @@ class Journal:
             return "nothing is saved without --checkpoint-dir"
         return f"step {self._saved} is saved, run {again(self.args.resume)} to resume"
 
-    def exported(self, folder: str, names: list[str], accuracy: float | None = None) -> None:
-        """Log that the files ``names`` were exported into ``folder``, and their ``accuracy`` in percent if it is not
-        that of the last test."""
+    def exported(self, folder: str, names: list[str]) -> None:
+        """Log that the files ``names`` were exported into ``folder``."""
         self.say(f"Exported {', '.join(names)} to {folder}")
-        if accuracy is not None:
-            self.say(f"Exported model: test accuracy {accuracy:.2f} % in fp32")
         self._output.event("export", folder=folder, names=names)
 
     def finish(self, status: str, code: int, weights_sha256: str = "", **more: Any) -> int:

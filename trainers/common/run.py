@@ -17,6 +17,7 @@ from trainers.common.exits import USAGE, UserError, again
 from trainers.common.log import Log
 
 State = dict[str, Any]
+Test = Callable[[Callable[[], None]], tuple[float, ...]]  # what Run.epochs() takes
 BEST = "best.ckpt"
 
 
@@ -178,18 +179,19 @@ class Tracer:
         """``profile(folder)`` starts to trace into ``folder``, and returns what ends it."""
         self._steps, self._profile, self._say = args.profile, profile, say
         self._folder = args.output_dir or args.logdir or "."
-        self._done = 0
+        self._next: int | None = None  # the step before which the trace begins, then that before which it ends
         self._open = contextlib.ExitStack()
 
-    def step(self) -> None:
-        """Call before each step."""
-        if self._steps and self._done == 2:
-            folder = self._open.enter_context(paths.local_folder(self._folder))
-            self._open.callback(self._say, f"Trace written to {self._folder}")
-            self._open.callback(self._profile(folder))
-        elif self._done == 2 + self._steps:
+    def step(self, step: int) -> None:
+        """Call before each ``step``, or before the first of several that the device takes as one."""
+        self._next = step + 2 if self._next is None else self._next
+        if step >= self._next:
             self.close()
-        self._done += 1
+            if self._steps:
+                self._next, self._steps = step + self._steps, 0
+                folder = self._open.enter_context(paths.local_folder(self._folder))
+                self._open.callback(self._say, f"Trace written to {self._folder}")
+                self._open.callback(self._profile(folder))
 
     def close(self) -> None:
         """Write the trace, if it is not written yet."""
@@ -208,7 +210,7 @@ class Run:
             run.finish(export)
 
     Steps are global and count from 0. After each step it logs, saves where that is due, and stops on SIGTERM; after
-    each epoch it saves and tests.
+    each epoch it saves and tests. A device may take up to :attr:`due` steps as one.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class Run:
         self.total_steps = args.epochs * self.steps_per_epoch
         self.peak = args.lr * (device.replicas if args.scale_lr else 1)  # of the learning rate
         self.step = self._saved = 0  # steps done, and of those the steps in the newest checkpoint
-        self.epoch = 1
+        self.epoch, self._end = 1, 0  # the epoch, and the step at which its training ends
         self.code = 0  # the exit code
         self._status = "completed"
         self._resumed: State | None = None
@@ -242,6 +244,14 @@ class Run:
     def step_in_epoch(self) -> int:
         """Return the number of steps of this epoch that are done."""
         return self.step - (self.epoch - 1) * self.steps_per_epoch
+
+    @property
+    def due(self) -> int:
+        """Return the number of steps up to the next one that is logged, or behind which it saves or ends the epoch."""
+        counts: list[int] = [self._end - self.step, -self.step_in_epoch % self.args.log_steps + 1]
+        if every := self.args.checkpoint_steps:
+            counts.append(every - self.step % every)
+        return min(counts)
 
     def __enter__(self) -> Run:
         with contextlib.ExitStack() as opened:
@@ -270,18 +280,17 @@ class Run:
             self.step = self._saved = self._resumed["step"]
             self.log.load(self._resumed["log"], self.step)
 
-    def epochs(self, test: Callable[[Callable[[], None]], tuple[float, ...]]) -> Iterator[int]:
+    def epochs(self, test: Test) -> Iterator[int]:
         """Yield each epoch, from 1, for its :meth:`steps`, and test after it; with ``--eval-only``, only test.
 
         ``test(poll)`` calls ``poll()`` before each batch, and returns the number of correct answers, the sum of losses,
         and, if it has it, the number of correct answers among the best five.
         """
-        self._evaluate = test
         if self.args.eval_only:
             if not self._resumed:
                 raise UserError(f"--eval-only: {self.args.checkpoint_dir} has no checkpoint", USAGE)
             self.epoch = self.step // self.steps_per_epoch
-            self._test()
+            self._test(test)
             return
         for epoch in range(len(self.log.tests) + 1, self.args.epochs + 1):
             self.epoch = epoch
@@ -289,7 +298,7 @@ class Run:
             if self.step < epoch * self.steps_per_epoch:
                 self._status = "preempted" if self.code else "stopped"
                 return
-            best, accuracy = self.log.best, self._test()
+            best, accuracy = self.log.best, self._test(test)
             if self.args.keep_best and (best is None or accuracy > best):
                 state = self._state()
                 if self.device.chief:
@@ -304,12 +313,12 @@ class Run:
         ``batches`` start with the first step that is not done. Random numbers are seeded with the step.
         """
         end = self.epoch * self.steps_per_epoch
-        last = min(end, self.args.num_steps or end)
+        self._end = min(end, self.args.num_steps or end)
         self.log.begin_epoch(self.epoch)
         self._stop.restart()
         with contextlib.closing(batches):
-            while self.step < last and not self.code:
-                self._tracer.step()
+            while self.step < self._end and not self.code:
+                self._tracer.step(self.step)
                 with self.log.waiting():
                     batch = next(batches)
                 self.device.seed_step(self.step)
@@ -319,11 +328,12 @@ class Run:
         if self.code or self.step < end or not self.args.checkpoint_steps or self.step == self.total_steps:
             self._save()
 
-    def end_step(self, loss: Any, learning_rate: float) -> None:
-        """End a step, whose ``loss`` is on the device, and read only if it is logged."""
+    def end_step(self, loss: Any, learning_rate: float, count: int = 1) -> None:
+        """End ``count`` steps, the last with ``loss``, which is on the device, and read only if it is logged."""
         self._loss = loss
         self.device.end_step()
-        self.log.step(self.epoch, self.step)
+        self.step += count - 1
+        self.log.step(self.epoch, self.step, count)
         if self.step_in_epoch % self.args.log_steps == 0:
             self.log.train(self.epoch, self.step, self.device.mean(loss), learning_rate)
         self.step += 1
@@ -331,9 +341,9 @@ class Run:
         if self._stop.save_due or (self.args.checkpoint_steps and self.step % self.args.checkpoint_steps == 0):
             self._save()
 
-    def finish(self, export: Callable[[str], list[str]], **more: Any) -> None:
+    def finish(self, export: Callable[[str], list[str]], test_of_export: Test | None = None, **more: Any) -> None:
         """Export and write the summary. ``export(folder)`` writes the tested model and returns the names of its files;
-        ``more`` is for the summary. Exported models compute in fp32, so those of another precision are tested again."""
+        ``test_of_export`` tests it in fp32, if it was tested in another precision; ``more`` is for the summary."""
         args, log, device = self.args, self.log, self.device
         self._tracer.close()
         if self._status == "completed" and log.tests[-1]["accuracy"] < args.target_accuracy:
@@ -342,12 +352,13 @@ class Run:
             log.say(f"Best checkpoint: step {state['step']}")
             device.load(self.parts, state)
         digest = device.digest(self.tested)
-        if args.export_dir and self._status not in ("stopped", "preempted"):
-            if device.precision != "fp32":
-                device.use_fp32()
-                more["exported_accuracy"] = 100 * self._count()[0] / self.test_count
-            if device.chief:
-                log.exported(args.export_dir, export(args.export_dir), more.get("exported_accuracy"))
+        exports = bool(args.export_dir) and device.chief and self._status not in ("stopped", "preempted")
+        if test_of_export and device.maximum([exports])[0]:
+            self._stop.restart()
+            more["exported_accuracy"] = 100 * test_of_export(self._poll)[0] / self.test_count
+            log.say(f"Exported model: test accuracy {more['exported_accuracy']:.2f} % in fp32")
+        if exports:
+            log.exported(args.export_dir, export(args.export_dir))
         log.finish(self._status, self.code, digest, **more)
 
     def _check_loss(self) -> None:
@@ -369,16 +380,13 @@ class Run:
             self._saved = self.step
             self._stop.saved()
 
-    def _count(self) -> tuple[float, ...]:
-        def poll() -> None:
-            if code := self._stop.poll():
-                raise UserError(f"stopped while testing epoch {self.epoch}; {self.log.where_saved()}", code)
+    def _poll(self) -> None:
+        if code := self._stop.poll():
+            raise UserError(f"stopped while testing epoch {self.epoch}; {self.log.where_saved()}", code)
 
+    def _test(self, test: Test) -> float:
         self._stop.restart()
-        return self._evaluate(poll)
-
-    def _test(self) -> float:
-        correct, loss_sum, *top5 = self._count()
+        correct, loss_sum, *top5 = test(self._poll)
         self.log.check_weights(self.device.not_finite(self.device.state({"model": self.tested})))
         more = {"top5": 100 * top5[0] / self.test_count} if top5 else {}
         return self.log.test(self.epoch, self.test_count, correct, loss_sum, **more)

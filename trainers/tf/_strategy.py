@@ -18,9 +18,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from trainers.common import exits, flags, order, paths
 from trainers.common.exits import USAGE, UserError
-from trainers.common.run import State
+from trainers.common.run import Run, State, Test
 
 # Raised by a collective when another worker has exited, was killed or lost its network; and by a TPU that was lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
@@ -73,7 +73,7 @@ def _reason(error: tf.errors.OpError) -> str:
 
 
 class Cluster:
-    """A strategy and this process's rank.
+    """A strategy and this process's rank: the device of a :class:`trainers.common.run.Run`.
 
     Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """
@@ -121,9 +121,12 @@ class Cluster:
         if os.environ.get("LAUNCHER_REHEARSE"):
             self.chief = self.chief and not exits.follows()
         self.label = f"{'TPU' if self.kind == 'tpu' else 'CPU' if on_cpu else 'GPU'}:0/{self.rank}"
-        self.bf16 = args.precision == "bf16" or (args.precision == "auto" and (self.kind == "tpu" or _has_bf16(on_cpu)))
+        auto = "bf16" if self.kind == "tpu" or _has_bf16(on_cpu) else "fp32"
+        self.precision = auto if args.precision == "auto" else args.precision
+        keras.config.set_dtype_policy("mixed_bfloat16" if self.precision == "bf16" else "float32")
         if self.jit and self.replicas > 1:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
+        self.weights: list[np.ndarray] = []  # of the model of the last digest()
         self._functions: list[Any] = []
         self._first_calls = 0.0
         self._adder: Callable[..., Any] | None = None
@@ -155,6 +158,11 @@ class Cluster:
         """
         parts = np.split(array, self.replicas if shared else self.replicas // self.processes, axis)
         return self._place(lambda replica: parts[replica % len(parts)])
+
+    def split_epoch(self, rows: np.ndarray, global_batch: int) -> Any:
+        """Each replica's part of the batches ``[steps, batch, columns]`` that ``rows`` fill."""
+        steps = len(rows) // global_batch
+        return self.split(rows[: steps * global_batch].reshape(steps, global_batch, -1), axis=1)
 
     def _place(self, part: Callable[[int], np.ndarray]) -> Any:
         devices = self.strategy.extended.worker_devices  # those of this worker
@@ -212,6 +220,23 @@ class Cluster:
 
         return call
 
+    def run(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+        """``step(*inputs)`` on each replica with its part of the inputs, compiled with ``--jit-compile``."""
+        return self.strategy.run(tf.function(step, jit_compile=True) if self.jit else step, inputs)
+
+    def tester(self, step: Callable[..., tf.Tensor], batches: Callable[[], Iterable[tuple[Any, ...]]]) -> Test:
+        """Return a function for :meth:`Run.epochs`: what ``step(*batch)`` returns, summed over replicas and batches."""
+        summed = self.function(lambda *batch: self.sum(self.run(step, batch)))
+
+        def test(poll: Callable[[], None]) -> tuple[float, ...]:
+            sums = np.zeros(1)
+            for batch in batches():
+                poll()
+                sums = sums + summed(*batch).numpy()
+            return tuple(map(float, sums))
+
+        return test
+
     def sum(self, values: Any) -> tf.Tensor:
         """Per-replica ``values`` summed over all replicas."""
         return self.strategy.reduce(tf.distribute.ReduceOp.SUM, values, axis=None)
@@ -229,14 +254,14 @@ class Cluster:
         scale = norm / tf.maximum(tf.linalg.global_norm(total), norm)
         return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
-    def decay(self, gradient: tf.Tensor, variable: Any, weight_decay: float) -> tf.Tensor:
-        """``gradient`` plus weight decay on kernels and matrices, none on biases and normalizations.
+    def add_decay(self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], decay: float) -> list[tf.Tensor]:
+        """``gradients`` plus weight ``decay`` on kernels and matrices, none on biases and normalizations.
 
         As in ``torch.optim.SGD``; a replica adds its part of it, because the optimizer sums gradients over replicas.
         """
-        if not weight_decay or len(variable.shape) <= 1:
-            return gradient
-        return gradient + weight_decay / self.replicas * tf.cast(variable.value, gradient.dtype)
+        return [gradient + decay / self.replicas * tf.cast(variable.value, gradient.dtype)
+                if decay and len(variable.shape) > 1 else gradient
+                for gradient, variable in zip(gradients, variables, strict=True)]  # fmt: skip
 
     def update_average(self, averages: Sequence[Any], variables: Sequence[Any], decay: tf.Tensor) -> None:
         """Move each of ``averages`` towards its variable by ``1 - decay`` of the difference; in cross-replica
@@ -323,6 +348,86 @@ class Cluster:
             )
         return state
 
+    # --- trainers.common.run.Run --------------------------------------------------------------------------
+
+    def state(self, parts: dict[str, Any]) -> State:
+        """The variables of ``parts`` as arrays, by number and name, models first; ``weights`` is the number of theirs.
+
+        All processes call this: variables that differ by replica are averaged.
+        """
+        count = sum(len(part.variables) for part in parts.values() if isinstance(part, keras.Model))
+        return {"weights": count, **{name: np.asarray(variable) for name, variable in _named(parts).items()}}
+
+    def load(self, parts: dict[str, Any], state: State) -> None:
+        """Assign the ``state`` of a checkpoint; raises :class:`UserError` if it is of another network."""
+        named = _named(parts)
+        shapes = {name: value.shape for name, value in state.items() if name[:4].isdigit()}
+        if shapes != {name: tuple(variable.shape) for name, variable in named.items()}:
+            raise UserError("the checkpoint is of another network: run with the --model and options it was made with,"
+                            " or use another --checkpoint-dir", USAGE)  # fmt: skip
+        for name, variable in named.items():
+            variable.assign(state[name])
+
+    @staticmethod
+    def write(state: State, file: IO[bytes]) -> None:
+        """Write the checkpoint ``state``, arrays and primitives only."""
+        np.savez(file, **state)
+
+    @staticmethod
+    def read(file: IO[bytes]) -> State:
+        """Read a checkpoint; loading one cannot execute code."""
+        with np.load(file, allow_pickle=False) as saved:
+            return {name: array if name[:4].isdigit() else array.item() for name, array in saved.items()}
+
+    @staticmethod
+    def not_finite(state: State) -> str:
+        """Return the name of a weight with NaN or infinity in ``state``, or ""."""
+        names = sorted(name for name in state if name[:4].isdigit())[: state["weights"]]
+        return next((name[5:] for name in names if not np.isfinite(state[name]).all()), "")
+
+    def digest(self, model: keras.Model) -> str:
+        """Return the SHA-256, in hexadecimal, of the bytes of the weights of ``model``, which it keeps as ``weights``.
+
+        All processes call this: averages of batch norm are gathered from all of them. Only the chief exports.
+        """
+        self.weights = model.get_weights()
+        digest = hashlib.sha256()
+        for array in self.weights:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def in_float32(self, network: Callable[[], keras.Model]) -> keras.Model:
+        """Return the model ``network()`` in float32, with ``weights``."""
+        keras.config.set_dtype_policy("float32")
+        model = network()
+        model.set_weights(self.weights)
+        return model
+
+    def test_of_export(self, network: Callable[[], keras.Model], tester: Callable[[keras.Model], Test]) -> Test | None:
+        """Return a test of ``network()`` in float32, in which it is exported; None if it was tested in float32."""
+
+        def test(poll: Callable[[], None]) -> tuple[float, ...]:
+            with self.strategy.scope():
+                model = self.in_float32(network)
+            return tester(model)(poll)
+
+        return test if self.precision != "fp32" else None
+
+    def profile(self, folder: str) -> Callable[[], None]:
+        """Trace this process into ``folder``, for TensorBoard; returns what ends it."""
+        tf.profiler.experimental.start(folder)
+        return tf.profiler.experimental.stop  # type: ignore[no-any-return]
+
+    def mean(self, loss: Any) -> float:
+        """``loss``, a sum over all replicas and so the same in all processes; waits for the device."""
+        return float(loss)
+
+    def seed_step(self, step: int) -> None:
+        """Do nothing: random numbers come from the variables of Keras' seed generators."""
+
+    def end_step(self) -> None:
+        """Do nothing: the functions of the steps have ended."""
+
     # --- trainers.common.log.Devices ----------------------------------------------------------------------
 
     def compilations(self) -> tuple[int, float]:
@@ -334,93 +439,63 @@ class Cluster:
         return {"tensorflow": tf.__version__, "keras": keras.__version__}
 
 
-class Pace:
-    """The number of steps per call: at most ``--steps-per-execution``, and no more than take about a second.
+class Loop:
+    """Training steps on the devices, several per call of one ``tf.function``.
 
-    A signal is noticed between calls only. All workers use the slowest one's time, so that they take the same steps.
+    A call takes at most ``--steps-per-execution``, and no more than take about a second: a signal is noticed between
+    calls only. All workers use the slowest one's time, so that they take the same steps.
     """
 
     SECONDS = 1.0
 
-    def __init__(self, args: argparse.Namespace, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
-        self._args, self._cluster, self._clock = args, cluster, clock
+    def __init__(self, args: argparse.Namespace, cluster: Cluster, train_step: Callable[..., tf.Tensor]) -> None:
+        """``train_step(*data, number)`` trains one replica on its part of a batch, and returns its part of the loss."""
+        self._args, self._cluster = args, cluster
         self._most = 1  # the first call traces, too
-        self._count, self._started = 0, 0.0
+        self._loss = 0.0  # of the last step, or the first that was not finite; the same on all workers
 
-    def start(self, step: int, first: int, end: int) -> int:
-        """Start a call; returns the number of steps from ``step`` on that it is to take, up to step ``end``.
+        @cluster.function
+        def train_steps(data: tuple[Any, ...], first: tf.Tensor, count: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+            for number in tf.range(first, first + count):
+                losses = cluster.run(train_step, (*data, number))
+                loss = tf.where(tf.math.is_finite(loss), cluster.sum(losses), loss)
+            return loss
 
-        It ends with a step that is logged, counted from ``first``, the first of the epoch, and where a checkpoint is
-        due.
-        """
-        log_steps, save_steps = self._args.log_steps, self._args.checkpoint_steps
-        ends = [end, step + self._most, first + -(-(step - first) // log_steps) * log_steps + 1]
-        if save_steps:
-            ends.append((step // save_steps + 1) * save_steps)
-        self._count, self._started = min(ends) - step, self._clock()
-        return self._count
+        self._train_steps = train_steps
 
-    def end(self) -> None:
-        """End a call, when its result is known."""
-        (seconds,) = self._cluster.maximum([(self._clock() - self._started) / self._count])
+    def counts(self, run: Run) -> Generator[int]:
+        """Yield for each call the number of steps that it is to take, for :meth:`Run.steps`."""
+        while True:
+            yield min(self._most, run.due)
+
+    def train(self, data: tuple[Any, ...], first: int, count: int) -> float:
+        """Take ``count`` steps of ``data`` from number ``first`` on; returns the last loss, or the first that was not
+        finite."""
+        start = time.monotonic()
+        inputs = map(tf.constant, (first, count, self._loss))
+        self._loss = float(self._train_steps(data, *inputs))
+        (seconds,) = self._cluster.maximum([(time.monotonic() - start) / count])
         # Doubled at most, so that one fast step does not lead to a long call.
         self._most = max(1, min(self._args.steps_per_execution, 2 * self._most, int(self.SECONDS / max(seconds, 1e-9))))
+        return self._loss
 
 
-class Tracer:
-    """Records ``--profile`` steps after the first two, which trace functions and allocate, for TensorBoard."""
-
-    def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
-        self._steps, self._say = args.profile, say
-        self._folder = args.output_dir or args.logdir or "."
-        self._done = 0
-        self._last: int | None = None
-        self._open = contextlib.ExitStack()
-
-    def step(self, count: int = 1) -> None:
-        """Call before each ``count`` steps."""
-        if self._last is not None and self._done >= self._last:
-            self.close()
-        elif self._steps and self._last is None and self._done >= 2:
-            self._last = self._done + self._steps
-            folder = self._open.enter_context(paths.local_folder(self._folder))
-            self._open.callback(self._say, f"Trace written to {self._folder}")
-            tf.profiler.experimental.start(folder)
-            self._open.callback(tf.profiler.experimental.stop)
-        self._done += count
-
-    def close(self) -> None:
-        """Write the trace, if it is not written yet."""
-        self._open.close()
+def optimizer_of(args: argparse.Namespace, variables: Sequence[Any]) -> keras.optimizers.Optimizer:
+    """Return the optimizer of ``--optimizer`` for ``variables``; for SGD's decay, see :meth:`Cluster.add_decay`."""
+    if args.optimizer == "adamw":
+        optimizer = keras.optimizers.AdamW(weight_decay=args.weight_decay)
+        optimizer.exclude_from_weight_decay([variable for variable in variables if len(variable.shape) <= 1])
+    else:
+        optimizer = keras.optimizers.SGD(momentum=args.momentum, nesterov=args.momentum > 0)
+    optimizer.build(variables)
+    return optimizer
 
 
-def values(variables: Sequence[Any]) -> State:
-    """``variables`` as arrays, by number and name."""
-    return dict(zip(_names(variables), map(np.asarray, variables), strict=True))
-
-
-def _names(variables: Sequence[Any]) -> list[str]:
-    return [f"{number:04d} {variable.path}" for number, variable in enumerate(variables)]
-
-
-def assign(variables: Sequence[Any], state: State) -> None:
-    """Assign to ``variables`` what :func:`values` returned, in a checkpoint's ``state``.
-
-    Raises :class:`UserError` if ``state`` belongs to another network.
-    """
-    named = dict(zip(_names(variables), (tuple(variable.shape) for variable in variables), strict=True))
-    shapes = {name: value.shape for name, value in state.items() if name[:4].isdigit()}
-    if shapes != named:
-        raise UserError("the checkpoint is of another network: run with the --model and options it was made with, or"
-                        " use another --checkpoint-dir", USAGE)  # fmt: skip
-    for variable, name in zip(variables, named, strict=True):
-        variable.assign(state[name])
-
-
-def not_finite(state: State, count: int) -> str:
-    """Return the name of a variable with NaN or infinity among the first ``count`` of :func:`values`, or ""."""
-    names = sorted(name for name in state if name[:4].isdigit())[:count]
-    return next((name[5:] for name in names if not np.isfinite(state[name]).all()), "")
+def _named(parts: dict[str, Any]) -> dict[str, Any]:
+    """The variables of ``parts``, by number and name, models first."""
+    ordered = sorted(parts.values(), key=lambda part: not isinstance(part, keras.Model))
+    variables = [variable for part in ordered for variable in part.variables]
+    return {f"{number:04d} {variable.path}": variable for number, variable in enumerate(variables)}
 
 
 def vary_dropout(model: keras.Model) -> None:
@@ -442,14 +517,6 @@ def vary_dropout(model: keras.Model) -> None:
             return seed + tf.stack([tf.cast(replica, seed.dtype) * 1_000_003, tf.constant(0, seed.dtype)])
 
         generator.next = next_seed
-
-
-def sha256(weights: list[np.ndarray]) -> str:
-    """The SHA-256, in hexadecimal, of the bytes of ``weights``."""
-    digest = hashlib.sha256()
-    for array in weights:
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def _use_gfile() -> None:

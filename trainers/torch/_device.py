@@ -29,7 +29,7 @@ from torch import distributed, nn
 
 from trainers.common import exits, flags, order
 from trainers.common.exits import USAGE, UserError
-from trainers.common.run import Run, State
+from trainers.common.run import Run, State, Test
 
 # Compute capabilities of NVIDIA GPUs. From 7.0 on they multiply fp16 matrices in Tensor Cores:
 # https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities; what Triton compiles for:
@@ -196,10 +196,15 @@ class Device:
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
 
-    def use_fp32(self) -> None:
-        """Compute in fp32 from now on, as exported models do."""
-        self.precision = "fp32"
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    def test_of_export(self, test: Test) -> Test | None:
+        """Return ``test`` in fp32, in which exported models compute; None if that is its precision."""
+
+        def in_fp32(poll: Callable[[], None]) -> tuple[float, ...]:
+            self.precision = "fp32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            return test(poll)
+
+        return in_fp32 if self.precision != "fp32" else None
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Return a scaler of the loss, without which small gradients are 0 in fp16; otherwise it does nothing."""

@@ -338,7 +338,7 @@ def main(args: argparse.Namespace) -> int:
                 _device.set_learning_rate(optimizer, rate)
                 loss = train_step(*batch)
                 run.end_step(loss, rate)
-        run.finish(export, classes=data.classes)
+        run.finish(export, device.test_of_export(test), classes=data.classes)
     device.close(args)
     return run.code
 

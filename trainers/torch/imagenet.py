@@ -244,7 +244,7 @@ def main(args: argparse.Namespace) -> int:
                 if average:
                     average.update(step)
                 run.end_step(loss, rate)
-        run.finish(export)
+        run.finish(export, device.test_of_export(test))
     device.close(args)
     return run.code
 

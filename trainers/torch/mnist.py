@@ -200,7 +200,7 @@ def main(
                 _device.set_learning_rate(optimizer, rate)
                 loss = train_step(batch)
                 run.end_step(loss, rate)
-        run.finish(export)
+        run.finish(export, device.test_of_export(test))
     device.close(args)
     return run.code
 

@@ -18,12 +18,14 @@ import pytest
 from toy_checkpoints import checkpoints, read, state, write
 from trainers.common import exits, flags
 from trainers.common.log import Log
-from trainers.common.run import Run
+from trainers.common.run import Run, Test, Tracer
 
 TRAINERS = Path(flags.__file__).parents[1]
 DOCS = TRAINERS.parent / "docs" / "trainers.md"
 #: Most files and lines of the project that a reader of a trainer has to know, itself included.
-MOST = {"mnist": (10, 3251), "flowers": (15, 4736), "imagenet": (16, 4774), "gpt": (12, 4061)}
+MOST = {"torch/mnist": (10, 3261), "torch/flowers": (15, 4746), "torch/imagenet": (16, 4784),
+        "torch/gpt": (13, 4157), "tf/mnist": (11, 3216), "tf/flowers": (16, 4625),
+        "tf/imagenet": (16, 4666), "jax/mnist": (10, 2776), "jax/flowers": (15, 4265), "jax/gpt": (13, 3648)}  # fmt: skip
 
 
 def module_file(name: str) -> Path | None:
@@ -58,19 +60,20 @@ def lines_of(path: Path) -> int:
 @pytest.mark.parametrize("trainer", MOST)
 def test_a_reader_of_a_trainer_reads_few_files_which_the_documentation_counts(trainer: str) -> None:
     """Files of packages count only where they have more than a docstring."""
-    files = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name != "__init__.py"}
-    packages = {path for path in read_of(f"trainers.torch.{trainer}", set()) if path.name == "__init__.py"}
+    found = read_of(f"trainers.{trainer.replace('/', '.')}", set())
+    files = {path for path in found if path.name != "__init__.py"}
+    packages = found - files
     lines = sum(map(lines_of, files | packages))
     most_files, most_lines = MOST[trainer]
     assert len(files) <= most_files and lines <= most_lines, (lines, sorted(path.name for path in files))
-    own = lines_of(TRAINERS / "torch" / f"{trainer}.py")
-    row = f"| `torch/{trainer}.py` | {own} | {len(files)} | {lines:,} |"
+    own = lines_of(TRAINERS / f"{trainer}.py")
+    row = f"| `{trainer}.py` | {own} | {len(files)} | {lines:,} |"
     assert row in DOCS.read_text(), f"docs/trainers.md needs the row {row}"
 
 
 @pytest.mark.parametrize("trainer", MOST)
 def test_the_main_of_a_trainer_is_short(trainer: str) -> None:
-    body = ast.parse((TRAINERS / "torch" / f"{trainer}.py").read_text()).body
+    body = ast.parse((TRAINERS / f"{trainer}.py").read_text()).body
     (main,) = [part for part in body if isinstance(part, ast.FunctionDef) and part.name == "main"]
     assert (main.end_lineno or 0) - main.lineno < 80
 
@@ -219,15 +222,11 @@ class Number:
 class Toy(Four):
     """The device of a run whose model is a :class:`Number`; its processes are this one."""
 
-    replicas, processes = 1, 1
+    replicas, processes, precision = 1, 1, "fp32"
     write, read = staticmethod(write), staticmethod(read)
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self) -> None:
         self.seeds: list[int] = []
-        self.precision = precision
-
-    def use_fp32(self) -> None:
-        self.precision = "fp32"
 
     def end_step(self) -> None: ...
     def profile(self, folder: str) -> Callable[[], None]:
@@ -259,12 +258,13 @@ class Toy(Four):
         return str(model.value)
 
 
-def train(*words: str, loss: float = 1.0, precision: str = "fp32") -> tuple[Run, list[tuple[int, int]], list[str]]:
-    """Three epochs of seven steps, each of which adds its number to the model. Returns the run, the steps that it
-    trained (epoch, step) and the digests of exported models; 50 + epoch % of the test are right, and a tenth less in
-    another ``precision`` than fp32."""
+def train(
+    *words: str, loss: float = 1.0, most: int = 1, test_of_export: Test | None = None
+) -> tuple[Run, list[tuple[int, int]], list[str]]:
+    """Three epochs of seven steps, each of which adds its number to the model, ``most`` at a time. Returns the run, the
+    steps that it trained (epoch, step) and the digests of exported models; 50 + epoch % of the test are right."""
     args = parse("--epochs=3", "--batch-size=10", *words)
-    device, model, trained, exported = Toy(precision), Number(), [], []
+    device, model, trained, exported = Toy(), Number(), [], []
 
     def export(folder: str) -> list[str]:
         exported.append(device.digest(run.tested))
@@ -272,18 +272,19 @@ def train(*words: str, loss: float = 1.0, precision: str = "fp32") -> tuple[Run,
 
     def test(poll: Callable[[], None]) -> tuple[float, float]:
         poll()
-        return 50.0 + run.epoch - (device.precision != "fp32") * 0.1, 1.0
+        return 50.0 + run.epoch, 1.0
 
     with Run("toy", args, device, global_batch=10, train_count=75, test_count=100, data={}, model=model) as run:
         for epoch in run.epochs(test):
             batches = (step for step in range(run.step_in_epoch, 7))
             for step, batch in run.steps(batches):
-                assert batch == step - 7 * (epoch - 1), "a resumed run goes on with the next batch"
-                trained.append((epoch, step))
-                model.value += step
-                run.end_step(loss, 0.1)
-        run.finish(export)
-    assert device.seeds == [step for _, step in trained]
+                assert most > 1 or batch == step - 7 * (epoch - 1), "a resumed run goes on with the next batch"
+                count = min(most, run.due)
+                trained += [(epoch, number) for number in range(step, step + count)]
+                model.value += sum(range(step, step + count))
+                run.end_step(loss, 0.1, count)
+        run.finish(export, test_of_export)
+    assert most > 1 or device.seeds == [step for _, step in trained]
     return run, trained, exported
 
 
@@ -308,31 +309,66 @@ def test_a_run_that_was_stopped_is_resumed(stop: int, tmp_path: Path, capsys: py
     }
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_exported_model_is_tested_in_fp32(
-    precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = (f"--checkpoint-dir={tmp_path / 'c'}", "--export-dir")
-    for words in ((), ("--eval-only",)):
-        train(*kept, str(tmp_path / "e"), *words, precision=precision)
-        lines = capsys.readouterr().out.splitlines()
-        said = [line for line in lines if line.startswith("Exported model:")]
-        summary = json.loads(lines[-1])
-        if precision == "fp32":
-            assert said == [] and "exported_accuracy" not in summary and summary["accuracy"] == 53
-        else:
-            assert said == ["Exported model: test accuracy 53.00 % in fp32"]
-            assert (summary["accuracy"], summary["exported_accuracy"]) == (52.9, 53)
-    train(precision=precision)
-    assert "exported_accuracy" not in summary_of(capsys), "nothing is exported"
-
-
 def test_a_run_saves_as_often_as_it_is_told(tmp_path: Path) -> None:
     kept = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=9")
     train(*kept)
     assert checkpoints(tmp_path, 9).steps() == [7, 14, 21], "after each epoch"
     train(*kept, "--no-resume", "--checkpoint-steps=8")
     assert checkpoints(tmp_path, 9).steps() == [8, 16, 21], "and after the last step"
+
+
+def test_steps_that_are_taken_as_one_are_logged_saved_and_stopped_like_single_steps(tmp_path: Path) -> None:
+    found = []
+    for most in (1, 2, 9):
+        folder = tmp_path / str(most)
+        words = (f"--checkpoint-dir={folder}", "--keep-checkpoints=99", "--log-steps=3", "--checkpoint-steps=4",
+                 f"--metrics-file={folder}.jsonl")  # fmt: skip
+        _, first, _ = train(*words, "--num-steps=10", most=most)
+        _, second, _ = train(*words, most=most)
+        events = [json.loads(line) for line in Path(f"{folder}.jsonl").read_text().splitlines()]
+        logged = [(event["event"], event["global_step"]) for event in events if "global_step" in event]
+        saved = checkpoints(folder, 99).steps()
+        found.append((len(first), first + second, saved, logged, events[-1]["weights_sha256"]))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == 10 and found[0][2] == [4, 8, 10, 12, 16, 20, 21]
+    assert [step for kind, step in found[0][3] if kind == "train"] == [1, 4, 7, 8, 11, 14, 15, 18, 21]
+
+
+@pytest.mark.parametrize(("counts", "traced"), [([1] * 9, [2, 5]), ([1, 2, 4, 1], [3, 7]), ([4, 1, 1, 1], [4, 7])])
+def test_steps_are_traced_after_the_first_two(counts: list[int], traced: list[int], tmp_path: Path) -> None:
+    """Also of a resumed run, and at least as many as ``--profile`` says."""
+    done, steps, said = 0, [], []
+
+    def profile(folder: str) -> Callable[[], None]:
+        steps.append(done)
+        return lambda: steps.append(done)
+
+    tracer = Tracer(parse("--profile=3", f"--output-dir={tmp_path}"), profile, said.append)
+    for count in counts:
+        tracer.step(100 + done)
+        done += count
+    tracer.close()
+    assert steps == traced and said == [f"Trace written to {tmp_path}"]
+
+
+def test_a_model_that_is_exported_in_another_precision_is_tested_in_that_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tested = []
+
+    def test_of_export(poll: Callable[[], None]) -> tuple[float, float]:
+        poll()
+        tested.append("fp32")
+        return 47.218, 1.0
+
+    kept, exports = f"--checkpoint-dir={tmp_path / 'c'}", f"--export-dir={tmp_path / 'e'}"
+    train(kept, exports, "--num-steps=17", test_of_export=test_of_export)
+    train(kept, test_of_export=test_of_export)
+    assert not tested and "exported_accuracy" not in capsys.readouterr().out, "nothing is exported"
+    train(kept, exports, "--eval-only", test_of_export=test_of_export)
+    *lines, summary = capsys.readouterr().out.splitlines()
+    assert "Exported model: test accuracy 47.22 % in fp32" in lines and tested == ["fp32"]
+    assert (json.loads(summary)["accuracy"], json.loads(summary)["exported_accuracy"]) == (53, 47.218)
 
 
 def test_only_testing_takes_the_newest_or_the_best_checkpoint(
