@@ -165,11 +165,18 @@ def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _options(node: ast.Call) -> Iterator[Option]:
-    """Yield the option that a call declares: with argparse, click, or absl's flags."""
+    """Yield the option that a call declares: with argparse, click, absl's flags or Hugging Face's TrainingArguments."""
     name, keywords = _word(node.func), _constants(node)
     words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     if words and name.startswith("DEFINE_"):
         yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
+    elif name == "HfArgumentParser" and any(
+        isinstance(part, ast.expr) and _word(part).endswith("TrainingArguments")
+        for argument in node.args
+        for part in ast.walk(argument)
+    ):
+        # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.max_steps
+        yield Option("--max_steps", node.lineno, False, False)
     elif not words or name not in ("add_argument", "option", "argument"):
         return
     elif long := next((word for word in words if word.startswith("--")), ""):
