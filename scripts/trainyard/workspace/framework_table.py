@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -67,7 +67,7 @@ class Table(Strict):
     needs: dict[Name, dict[str, Needs]]
     several: dict[str, Several]
 
-    @property
+    @cached_property
     def packages(self) -> set[str]:
         """Return the canonical names of the packages that need a framework or go with several."""
         return {*self.several, *(package for packages in self.needs.values() for package in packages)}

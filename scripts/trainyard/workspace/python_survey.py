@@ -221,6 +221,7 @@ class Sources:
             for path in sorted(self.all, key=lambda path: path.count("/")):
                 if not folder or path.startswith(f"{folder}/"):
                     self._modules.setdefault(self.module(path, folder), path)
+        self._tops = {top for top, dot, _ in (name.partition(".") for name in self._modules) if dot}
 
     @staticmethod
     def module(path: str, folder: str) -> str:
@@ -263,8 +264,7 @@ class Sources:
 
     def is_local(self, statement: Import, source: Source) -> bool:
         """Return whether an import is of the repository itself, which may be a folder without ``__init__.py``."""
-        local = any(name.startswith(f"{statement.top}.") for name in self._modules)
-        return bool(statement.level) or local or self.resolve(statement, source) is not None
+        return bool(statement.level) or statement.top in self._tops or self.resolve(statement, source) is not None
 
     def closure(self, path: str, *, conditional: bool = True) -> list[Source]:
         """Return a file and the files of the repository that it imports, directly or not; the file comes first.
