@@ -1,7 +1,7 @@
-"""Repositories with a training script: a small one, and source distributions of the package index, unmodified.
+"""Repositories with a training script: a small one, examples/lora, and source distributions of the package index.
 
-Those of others were chosen after the code that handles them was written, for three ways in which repositories are laid
-out.
+Those of others are unmodified, and were chosen after the code that handles them was written, for three ways in which
+repositories are laid out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import wheels
+from trainyard.common.settings import ROOT
 
 
 @dataclass(frozen=True)
@@ -181,5 +182,34 @@ PYKEEN = Repository(
     "Edited: TransE with",
 )
 
-#: Minutes of training, on top of PyTorch/XLA in images of GB.
-LONG = (DEEPXDE, E3NN, PYKEEN)
+_LORA = ROOT / "examples" / "lora"
+
+#: A script with a pyproject.toml, transformers and peft, and a checkpoint from the package index.
+LORA = Repository(
+    "lora",
+    "",
+    "",
+    "cpu",
+    (),
+    {
+        "": 'environment: {TQDM_DISABLE: "1"}\n'
+        "smoke:\n"
+        "  args: [--max_steps=6, --logging_steps=1, --block_size=64, --per_device_train_batch_size=1,"
+        " --output_dir=/output]\n"
+        "  expect: after 6 steps\n"
+        "  resume: true\n"
+    },
+    (),
+    ("--max_steps=2", "--block_size=64", "--per_device_train_batch_size=1"),
+    "eval loss ",
+    ("train.py", 'f"eval loss {first', 'f"edited: eval loss {first'),
+    "edited: eval loss ",
+    {
+        path.relative_to(_LORA).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(_LORA.rglob("*"))
+        if path.suffix in (".py", ".toml", ".txt")
+    },
+)
+
+#: Minutes of training, in images of GB.
+LONG = (DEEPXDE, E3NN, PYKEEN, LORA)

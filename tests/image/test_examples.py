@@ -13,7 +13,7 @@ from tests import wheels
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
 
-GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"
+GPT, KERAS, LORA = (ROOT / "examples" / name for name in ("gpt", "keras", "lora"))
 BuiltImage = Callable[[str], str]
 
 
@@ -63,6 +63,16 @@ def test_keras_becomes_an_image_that_has_trained(
     built_image("tf-cpu")  # so that its layers are there
     found = made(command, copy(KERAS, tmp_path / "example-keras"), images)
     assert (found["io.trainyard.extends"], found["io.trainyard.tested"]) == ("tf-cpu", "trained")
+
+
+@pytest.mark.big("cpu")
+@pytest.mark.slow("test_own_repository.py, which has a trainyard.yaml of init")
+def test_lora_becomes_an_image_that_has_trained(
+    built_image: BuiltImage, command: Path, images: list[str], tmp_path: Path
+) -> None:
+    built_image("cpu")
+    found = made(command, copy(LORA, tmp_path / "example-lora"), images)
+    assert (found["io.trainyard.extends"], found["io.trainyard.tested"]) == ("cpu", "trained")
 
 
 @pytest.mark.big("xla")

