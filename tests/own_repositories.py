@@ -211,5 +211,58 @@ LORA = Repository(
     },
 )
 
+#: A script that needs Flax, trained on two machines in the job.
+FLAX = Repository(
+    "flaxline",
+    "",
+    "",
+    "jax",
+    (),
+    {"": "  expect: loss\n"},
+    ("--workers=2",),
+    ("--steps=100",),
+    "loss 0.0",
+    ("train.py", 'f"process', 'f"edited: process'),
+    "edited: process 0 of 2, 2 devices",
+    {
+        "requirements.txt": "flax\noptax\n",
+        "train.py": """\
+import argparse
+import os
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+
+@nnx.jit
+def step(model, optimizer, x):
+    def squares(model):
+        return ((model(x) - 3 * x - 1) ** 2).mean()
+
+    loss, gradients = nnx.value_and_grad(squares)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=200)
+    steps = parser.parse_args().steps
+    if address := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        count, number = (int(os.environ[f"JAX_{name}"]) for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        jax.distributed.initialize(address, count, number)
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    x = jnp.linspace(-1, 1, 64)[:, None]
+    for _ in range(steps):
+        loss = step(model, optimizer, x)
+    where = f"process {jax.process_index()} of {jax.process_count()}, {jax.device_count()} devices"
+    print(f"{where}: loss {float(loss):.5f}", flush=True)
+""",
+    },
+)
+
 #: Minutes of training, in images of GB.
-LONG = (DEEPXDE, E3NN, PYKEEN, LORA)
+LONG = (DEEPXDE, E3NN, PYKEEN, LORA, FLAX)
