@@ -264,6 +264,9 @@ with torch.no_grad():
         assert not torch.equal(ours(images), model(images)), "all but the last layer"
         getattr(ours, last).load_state_dict(getattr(model, last).state_dict())
         assert torch.equal(ours(images), model(images)) and model(images).abs().max() > 0, name
+    import fsspec
+    fsspec.filesystem("memory").pipe("/far.safetensors", open("/tmp/resnet18.safetensors", "rb").read())
+    assert torch.equal(loaded("resnet18", "memory://far.safetensors").conv1.weight, made("resnet18").conv1.weight)
     torch.manual_seed(6)
     weights = {{name: torch.randn(shape) * 0.05 for name, shape in TIMM.items()}}
     save_file(weights, "/tmp/timm.safetensors")
