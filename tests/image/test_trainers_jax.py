@@ -34,6 +34,7 @@ FLOWERS = ("--datadir=/data/flowers", "--image-size=48", "--batch-size=25", "--n
 @pytest.fixture(scope="module")
 def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     with box(built_image("jax"), tmpfs={"/full": "size=1500k,mode=1777"}) as started:
+        started.container.exec_run(["sh", "-c", "echo 127.0.0.1 $(hostname) >>/etc/hosts"], user="root")
         started.put(digits.write_idx(tmp_path_factory.mktemp("digits"), gz=True), "digits")
         started.put(flowers_data.write(tmp_path_factory.mktemp("flowers"), "tar", train=300, test=60), "flowers")
         yield started
@@ -164,6 +165,16 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step_and_both_resume(her
     assert f"step-{saved:09d}.ckpt" in here.run("ls", "/tmp/agreed").output
     words = (*endless.split()[3:], f"--num-steps={saved + 2}")
     assert pair(here, 29663, *words)[0].learned()["resumed_from"] == saved
+
+
+def test_processes_on_a_host_whose_name_has_no_address_end_with_one_line(
+    built_image: Callable[[str], str],
+) -> None:
+    """As in a container without a network."""
+    with box(built_image("jax")) as alone:
+        for ended in pair(alone, 29665, "--fake-data"):
+            assert ended.code == 1 and len(ended.lines) == 1, ended.output
+            assert "has no address, by which the processes could meet: add it to /etc/hosts" in ended.output
 
 
 def test_processes_with_different_data_end_with_one_line(here: Box, tmp_path: Path) -> None:

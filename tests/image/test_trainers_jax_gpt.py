@@ -22,6 +22,7 @@ CLOSE = 2.0**-24 * 32 * 6 * 2
 @pytest.fixture(scope="module")
 def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     with box(built_image("jax")) as started:
+        started.container.exec_run(["sh", "-c", "echo 127.0.0.1 $(hostname) >>/etc/hosts"], user="root")
         started.put(text.write(tmp_path_factory.mktemp("text")), "text")
         yield started
 

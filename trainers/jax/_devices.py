@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import io
 import os
+import socket
 from collections.abc import Callable
 from typing import IO, Any, NoReturn
 
@@ -91,6 +92,9 @@ class Devices:
             devices = jax.devices()
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
+            if "gloo" in reason:  # the collectives of CPUs, which look this host up by its name
+                raise UserError(f"the name of this host, {socket.gethostname()}, has no address, by which the processes"
+                                " could meet: add it to /etc/hosts") from None  # fmt: skip
             raise UserError(f"--device {args.device}: not available here: {reason}", USAGE) from None
         if args.num_cores and args.num_cores * jax.process_count() > len(devices):
             present = f"there are {jax.local_device_count()} devices; --device cpu splits a CPU into more"
