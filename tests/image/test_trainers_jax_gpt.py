@@ -168,7 +168,7 @@ def test_a_user_error_is_one_line(here: Box, words: tuple[str, ...], code: int, 
     assert ended.code == code and message in one_line(ended), ended.output
 
 
-@pytest.mark.big("cpu", "jax")
+@pytest.mark.big("xla", "jax")
 @pytest.mark.parametrize("words", [(), ("--kv-heads=2", "--no-tie-embeddings")], ids=["tied", "grouped"])
 def test_the_export_is_the_same_function_in_pytorch(
     here: Box, built_image: Callable[[str], str], words: tuple[str, ...]
@@ -192,7 +192,7 @@ nnx.update(model, state)
 print(json.dumps(numpy.asarray(model(numpy.arange(32)[None])).tolist()))
 """)
     assert asked.code == 0, asked.output
-    with box(built_image("cpu")) as there:
+    with box(built_image("xla")) as there:
         content = here.run("sh", "-c", "tar -C /tmp -c exported | base64 -w0").output
         there.run(
             "sh",
