@@ -47,7 +47,7 @@ def machine(device: str) -> dict[str, str]:
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
     )
     found = {"cpu": model, "cores": str(len(os.sched_getaffinity(0))), "python": platform.python_version()}
-    for package in ("torch", "torchvision", "tensorflow-cpu", "tensorflow", "pillow"):
+    for package in ("torch", "torchvision", "tensorflow-cpu", "tensorflow", "jax", "flax", "pillow"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ def prepare(folder: Path) -> None:
     text.write(folder)
 
 
-def _as_tokens(data: Path, folder: Path) -> None:
+def as_tokens(data: Path, folder: Path) -> None:
     """Write the text as nanoGPT has it: train.bin and val.bin of uint16."""
     import numpy as np
 
@@ -86,7 +86,7 @@ def measure(data: Path, device: str, rounds: int) -> Result:
     precision = "bf16" if device == "cuda" or cpu_has_bf16() else "fp32"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        _as_tokens(data, folder)
+        as_tokens(data, folder)
         grid: list[dict[str, Any]] = []
         for settings in nanogpt.GRID:
             try:
