@@ -268,13 +268,15 @@ class Trainer:
                             out_shardings=device.replicated)  # fmt: skip
         self.logits = jax.jit(lambda state, idx, place: self._model(state)(idx)[0, place],
                               out_shardings=device.replicated)  # fmt: skip
-        self.finite = jax.jit(lambda state: jnp.stack([jnp.isfinite(weight).all() for weight in
-                              jax.tree.leaves(nnx.state(self._model(state)))]).all(),
-                              out_shardings=device.replicated)  # fmt: skip
+        self.finite = jax.jit(self._finite, out_shardings=device.replicated)
 
     def _model(self, state: Any) -> GPT:
         model: GPT = nnx.merge(self.definition, state)[0]
         return model
+
+    def _finite(self, state: Any) -> jax.Array:
+        """Return whether all weights are."""
+        return jnp.stack([jnp.isfinite(weight).all() for weight in jax.tree.leaves(state[0])]).all()
 
     def _step(self, state: Any, windows: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
         """Train one step; returns the new state, the loss of the global batch, and the norm of its gradients."""
