@@ -189,6 +189,27 @@ def test_processes_with_different_data_end_with_one_line(here: Box, tmp_path: Pa
         )
 
 
+def test_compiled_programs_of_accelerators_are_kept_beside_the_checkpoints(here: Box) -> None:
+    """On a CPU only where JAX_COMPILATION_CACHE_DIR says so."""
+    asked = here.python("""
+import json
+from trainers.jax._devices import compiled_folder
+print(json.dumps([compiled_folder(*words) for words in (
+    ("tpu", "/c"), ("gpu", "/c"), ("cpu", "/c"), ("tpu", ""), ("tpu", "gs://b/c"))]))
+""")
+    assert json.loads(asked.lines[-1]) == ["/c/compiled", "/c/compiled", "", "", ""], asked.output
+    cache = {"JAX_COMPILATION_CACHE_DIR": "/tmp/cache", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    first = here.trainer("jax.mnist", *SHORT, "--num-steps=2", **cache).learned()
+    again = here.trainer("jax.mnist", *SHORT, "--num-steps=2", **cache).learned()
+    assert "jit_train_step" in here.run("ls", "/tmp/cache").output
+    assert again["weights_sha256"] == first["weights_sha256"]
+    named = here.python("""
+from trainers.jax._devices import compiled_folder
+print(repr(compiled_folder("tpu", "/c")))
+""", JAX_COMPILATION_CACHE_DIR="/tmp/cache")  # fmt: skip
+    assert named.lines[-1] == "''", named.output
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(here: Box) -> None:
     ended = here.trainer("jax.mnist", *SHORT, "--lr=1e38", "--checkpoint-dir=/tmp/nan", "--log-steps=1000")
     assert (ended.code, ended.summary["status"]) == (22, "diverged") and "lower --lr" in ended.output

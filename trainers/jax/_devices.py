@@ -21,7 +21,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from trainers.common import exits, order
+from trainers.common import exits, order, paths
 from trainers.common.exits import USAGE, UserError
 from trainers.common.run import State
 
@@ -68,6 +68,17 @@ def _join() -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"this process cannot join the others at {address}: {reason}") from None
+
+
+def compiled_folder(kind: str, checkpoints: str) -> str:
+    """Return the folder beside the ``checkpoints`` where a restarted run finds compiled programs; "" for none.
+
+    ``kind`` is that of the devices. Programs for a CPU are for its instruction set, and another machine may resume the
+    run. JAX itself reads JAX_COMPILATION_CACHE_DIR: https://docs.jax.dev/en/latest/persistent_compilation_cache.html
+    """
+    if kind == "cpu" or not checkpoints or paths.is_remote(checkpoints) or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return ""
+    return os.path.join(os.path.abspath(checkpoints), "compiled")
 
 
 class Devices:
@@ -118,6 +129,8 @@ class Devices:
         self.mesh = jax.sharding.Mesh(grid, ("data", "tensor"), axis_types=(AxisType.Auto, AxisType.Auto))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec("data"))
+        if folder := compiled_folder(self.kind, args.checkpoint_dir):
+            jax.config.update("jax_compilation_cache_dir", folder)
         self._compilations: list[float] = []
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
 
