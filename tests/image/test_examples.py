@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests import wheels
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
 
-GPT, KERAS, LORA = (ROOT / "examples" / name for name in ("gpt", "keras", "lora"))
+GPT, KERAS, LORA, MAXTEXT = (ROOT / "examples" / name for name in ("gpt", "keras", "lora", "maxtext"))
 BuiltImage = Callable[[str], str]
 
 
@@ -88,3 +89,24 @@ def test_gpt_becomes_an_image_that_has_trained(
     (folder / "trainyard.yaml").write_text(changed)
     found = made(command, folder, images)
     assert (found["io.trainyard.extends"], found["io.trainyard.tested"]) == ("xla", "trained")
+
+
+@pytest.mark.big("jax-tpu")
+def test_maxtext_trains_on_both_hosts_of_a_rehearsed_slice(
+    built_image: BuiltImage, command: Path, images: list[str], tmp_path: Path
+) -> None:
+    built_image("jax-tpu")
+    folder = copy(MAXTEXT, tmp_path / "example-maxtext")
+    found = made(command, folder, images)
+    assert (found["io.trainyard.extends"], found["io.trainyard.tested"]) == ("jax-tpu", "trained")
+    words = YAML(typ="safe").load((folder / "trainyard.yaml").read_text())["smoke"]["args"]
+    slice_of_two = ("--platform=gke", "--accelerator=v5litepod-8", "--machine=ct5lp-hightpu-4t")
+    job = wheels.run(command, "job", "--image=trainyard:example-maxtext", "--trainer=run", *slice_of_two,
+                     f"--args={' '.join(words)}", cwd=folder)  # fmt: skip
+    (tmp_path / "job.yaml").write_text(job)
+    wheels.run(command, "rehearse", str(tmp_path / "job.yaml"), f"--output={tmp_path / 'rehearsed'}", cwd=folder)
+    logs = [path.read_text() for path in sorted((tmp_path / "rehearsed" / "logs").glob("*.log"))]
+    assert len(logs) == 2
+    for log in logs:
+        assert "total_weights: 128" in log, "64 tokens of each host"
+        assert "completed step: 3" in log

