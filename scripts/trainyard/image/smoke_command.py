@@ -250,7 +250,7 @@ class Tester:
 
     def fail(self, run: Run, reason: str) -> None:
         """End the test with :class:`StepFailed`."""
-        for line in run.lines[-20:]:
+        for line in smoke_containers.last_lines(run.lines):
             logger.info(f"  | {line}")
         raise StepFailed(reason)
 
