@@ -41,8 +41,8 @@ PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
 #: Endpoint of the fake's TPU node: an address that is reserved for documentation (RFC 5737).
 ENDPOINT = "192.0.2.10:8470"
 
-#: Frameworks that cannot use a TPU node, and the launcher's warning about it, which is in the log of each of their runs:
-#: see R11.4 in docs/launcher-contract.md.
+#: Frameworks that cannot use a TPU node, and the launcher's warning about it, which is in the log of each of their
+#: runs: R11.4 in docs/launcher-contract.md.
 WITHOUT_NODES = ("torch", "torch_tpu", "jax")
 _WITHOUT_NODE = re.compile(r"^launch: warning +TPU_CONFIG names a TPU node, which ")
 
