@@ -169,6 +169,17 @@ def test_no_base_is_named_on_which_the_requirements_cannot_be_installed_either(
         relock(write(requirements, extends=extends, python=python))
 
 
+def test_a_home_directory_that_cannot_be_written_names_the_folder_that_uv_needs(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    for name in ("UV_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    kept = "/dev/null/.cache/uv, where uv keeps what it downloads, cannot be written"
+    with pytest.raises(UserError, match=f"^{kept}: set 'UV_CACHE_DIR=<folder>'$"):
+        relock(write("torch==2.9.0\n", extends="cpu"))
+
+
 def test_packages_that_never_go_together_have_uvs_reason(write: Write) -> None:
     with pytest.raises(UserError, match=r"requirements\.txt:\d: torch.* cannot be installed: because "):
         relock(write("torch==2.9.0\ntorchvision==0.24.1\n", extends="cpu"))
