@@ -177,10 +177,13 @@ def _reason(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         return "the current folder was removed: change to another one"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+    if error.filename:
         path = Path(os.path.abspath(str(error.filename)))
         state = settings.state_folder()
-        if path.is_relative_to(state) or state.is_relative_to(path):
+        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+        # A folder above it that is missing could not be made, as below /proc.
+        missing = error.errno == errno.ENOENT and state.is_relative_to(path)
+        if missing or (refused and (path.is_relative_to(state) or state.is_relative_to(path))):
             kept = f"{state}, where results are kept, cannot be written"
             return f"{kept} ({error.strerror}): set 'TRAINYARD_BUILD=<folder>'"
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"

@@ -405,7 +405,7 @@ def test_the_contents_of_a_local_image_are_read_from_its_record(tmp_path: Path) 
 def test_an_unreachable_registry_is_a_note(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     pool = {"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1,
-            "containerSpec": {"imageUri": "localhost:9/team/image:1"}}  # fmt: skip
+            "containerSpec": {"imageUri": "registry.invalid/team/image:1"}}  # fmt: skip
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
     _, found = files.check_file(path)
     (note,) = found

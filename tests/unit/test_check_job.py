@@ -476,6 +476,26 @@ def test_an_image_exists_or_not_or_is_unknown(known: Any, missing: dict[str, str
     assert [(said in one.what, one.fails) for one in some] == ([(True, fails)] if said else [])
 
 
+@pytest.mark.parametrize("document", [CUSTOM, TUNING, OLD, JOB, JOBSET])
+@pytest.mark.parametrize("registry", ["localhost:5000", "127.0.0.1:5000", "localhost"])
+@pytest.mark.parametrize("offline", [False, True])
+def test_an_image_at_a_registry_on_this_machine_is_one_finding(
+    document: dict[str, Any], registry: str, offline: bool
+) -> None:
+    reference = f"{registry}/r/image:tag"
+    here = json.loads(json.dumps(document).replace(IMAGE, reference))
+    looked_up = {} if offline else {"images": {reference: None}, "missing": {reference: "out of reach"}}
+    (finding,) = [one for one in found(here, **looked_up) if one.rule.startswith("images_")]
+    assert finding.fails and finding.severity == Severity.CANNOT_START
+    assert finding.what == f"{reference} is at a registry on this machine"
+
+
+def test_an_image_at_a_registry_whose_name_only_begins_like_this_machine_is_not_refused() -> None:
+    for registry in ("localhost.example", "127.example:5000", "us-docker.pkg.dev/localhost"):
+        here = json.loads(json.dumps(CUSTOM).replace(IMAGE, f"{registry}/r/image:tag"))
+        assert "images_can_be_pulled" not in {one.rule for one in found(here)}
+
+
 def test_an_image_without_a_valid_signature_is_refused_where_it_is_demanded() -> None:
     (finding,) = found(ONE, unsigned={IMAGE: "it has no signature"})
     assert finding.fails and finding.rule == "images_are_signed"
@@ -794,7 +814,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
         "no_ambiguous_yaml_words", "region_has_accelerator", "images_exist", "images_support_accelerator",
         "frameworks_support_tpu", "tpu_runtime_matches_image", "prebuilt_images_match_accelerator",
         "file_is_a_custom_job_spec", "images_have_the_architecture", "images_are_signed", "images_are_supported",
-        "images_have_code_for_the_gpu",
+        "images_have_code_for_the_gpu", "images_can_be_pulled",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
     assert {rule.id for rule in platforms.RULES if rule.subjects != ("gke",)} <= faults

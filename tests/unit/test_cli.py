@@ -455,3 +455,25 @@ def test_a_state_folder_that_cannot_be_written_is_named(
     status, _, err = trainyard("image", "cpu")
     kept = f"{state}, where results are kept, cannot be written"
     assert (status, err) == (1, f"image: {kept} (Permission denied): set 'TRAINYARD_BUILD=<folder>'\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("/dev/null/state", "Not a directory"), ("/proc/nope/state", "No such file or directory")]
+)
+def test_a_state_folder_that_cannot_be_made_is_named(
+    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, reason: str
+) -> None:
+    """As where HOME is /dev/null."""
+    monkeypatch.setenv("TRAINYARD_BUILD", state)
+    monkeypatch.setattr(model, "_load", lambda *_: Path(state, "mine").mkdir(parents=True))
+    status, _, err = trainyard("image", "cpu")
+    kept = f"{state}, where results are kept, cannot be written"
+    assert (status, err) == (1, f"image: {kept} ({reason}): set 'TRAINYARD_BUILD=<folder>'\n")
+
+
+def test_a_missing_file_in_the_state_folder_is_no_reason_to_choose_another(
+    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    monkeypatch.setattr(model, "_load", lambda *_: (tmp_path / "missing").read_text())
+    assert trainyard("image", "cpu")[2] == f"image: No such file or directory ({tmp_path}/missing)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -791,6 +793,33 @@ def test_a_job_runs_the_image_that_was_pushed_last(
     assert "no REGISTRY" not in err
 
 
+@pytest.mark.parametrize(
+    ("labels", "how"), [({}, "tested: started"), ({"io.trainyard.tested": "trained"}, "tested: trained")]
+)
+def test_a_job_says_which_image_it_runs_when_it_was_pushed_and_how_far_it_was_tested(
+    address: str,
+    spec: Spec,
+    pushed: Callable[..., str],
+    trainyard: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    labels: dict[str, str],
+    how: str,
+) -> None:
+    when = datetime.datetime(2026, 11, 26, 9, 5).timestamp()
+    monkeypatch.setattr(pushes, "time", types.SimpleNamespace(time=lambda: when))
+    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, pushed(labels=labels))
+    for registry in ([], ["--registry", address]):
+        _, _, err = trainyard("job", "--platform", "gke", *registry)
+        lines = [line for line in err.splitlines() if line.startswith("image ")]
+        assert lines == [f"image {address}/trainyard:{TAG}: pushed 2026-11-26 09:05, {how}"]
+
+
+def test_a_job_says_that_an_image_was_not_pushed_from_this_host(root: Path, trainyard: Command) -> None:
+    _, _, err = trainyard("job", "--platform", "gke", "--registry", "registry.example/ml")
+    said = "not pushed from this host, so how far it was tested is not known here"
+    assert err.startswith(f"image registry.example/ml/trainyard:mine-{model.load(None).version}: {said}\n")
+
+
 def test_a_job_runs_the_code_that_was_pushed_last(
     spec: Spec, address: str, root: Path, remembered: str, trainyard: Command
 ) -> None:
@@ -805,7 +834,7 @@ def test_a_job_runs_the_code_that_was_pushed_last(
     made = code_push.push(spec, address)
     image, err = job()
     assert image == made["reference"] != f"{address}/trainyard@{remembered}"
-    assert f"the code of 'push --code-only', which nothing tested: {made['tag'].rpartition(':')[2]}\n" in err
+    assert re.search(rf"(?m)^image {re.escape(made['tag'])}: pushed [0-9: -]+ with --code-only, not tested$", err)
     edit(root, before)
     assert not code_push.push(spec, address)["changed"], "the image has its own code again"
     image, err = job()

@@ -134,6 +134,52 @@ def test_the_packages_of_a_framework_must_go_together_on_a_base(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("requirements", ["old==1.0\n", "needs-old\n", "einops\nold>=1\n", "torch==2.9.0\nold\n"])
+def test_a_package_without_a_wheel_for_the_python_of_the_base_names_a_base_that_has_one(
+    write: Write, index: PackageIndex, requirements: str
+) -> None:
+    index.add(wheel("old", "1.0", (), "cp311-cp311-manylinux_2_17_x86_64"), wheel("needs-old", "1.0", ("old",)))
+    with pytest.raises(UserError) as error:
+        relock(write(requirements, extends="cpu"))
+    lines = requirements.splitlines()
+    assert str(error.value) == (
+        f"requirements.txt:{len(lines)}: {lines[-1]} cannot be installed: old==1.0 has no wheel for Python 3.13 of "
+        "debian-13: give another base, as in 'base: debian-12' (Python 3.11)"
+    )
+    relock(write(requirements, "base: debian-12\n", extends="cpu"))
+    assert versions(fresh(repository()))["old"] == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("requirements", "extends", "python"),
+    [
+        ("older\n", "cpu", ""),
+        ("old\nnew\n", "cpu", ""),
+        ("old\n", "tf-cpu", ""),
+        ("old\n", "cpu", ">=3.12"),
+    ],
+)
+def test_no_base_is_named_on_which_the_requirements_cannot_be_installed_either(
+    write: Write, index: PackageIndex, requirements: str, extends: str, python: str
+) -> None:
+    """tensorflow-cpu 2.21.0 of tf-cpu has no wheel for Python 3.11 here."""
+    for name, tag in (("older", "cp310-cp310"), ("old", "cp311-cp311"), ("new", "cp313-cp313")):
+        index.add(wheel(name, "1.0", (), f"{tag}-manylinux_2_17_x86_64"))
+    with pytest.raises(UserError, match=r"because .* has no wheels with a matching Python ABI tag \(e\.g\., `cp313`\)"):
+        relock(write(requirements, extends=extends, python=python))
+
+
+def test_a_home_directory_that_cannot_be_written_names_the_folder_that_uv_needs(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    for name in ("UV_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    kept = "/dev/null/.cache/uv, where uv keeps what it downloads, cannot be written"
+    with pytest.raises(UserError, match=f"^{kept}: set 'UV_CACHE_DIR=<folder>'$"):
+        relock(write("torch==2.9.0\n", extends="cpu"))
+
+
 def test_packages_that_never_go_together_have_uvs_reason(write: Write) -> None:
     with pytest.raises(UserError, match=r"requirements\.txt:\d: torch.* cannot be installed: because "):
         relock(write("torch==2.9.0\ntorchvision==0.24.1\n", extends="cpu"))

@@ -409,6 +409,51 @@ def test_many_files_that_train_alike_are_one_short_line(tmp_path: Path) -> None:
     )
 
 
+#: A training loop of reinforcement learning, in the manner of CleanRL.
+ROLLOUTS = """\
+import argparse
+import torch
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--total-timesteps", type=int, default=500000)
+    parser.add_argument("--num-steps", type=int, default=128)
+    {more}
+    args = parser.parse_args()
+    for update in {outer}:
+        for step in {inner}:
+            loss = torch.zeros(1, requires_grad=True).sum()
+        loss.backward()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("inner", ["range(0, args.num_steps)", "tqdm(range(args.num_steps))", "trange(num_steps)"])
+def test_steps_of_a_loop_inside_another_loop_limit_no_run(proposed: Proposed, inner: str) -> None:
+    script = ROLLOUTS.format(outer="range(args.total_timesteps // 128)", inner=inner, more="")
+    document, _ = proposed({"train.py": script})
+    written = Path("trainyard.yaml").read_text()
+    assert "smoke" not in document
+    assert "\n# Not proposed: no option that limits the training was found" in written
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "more", "args"),
+    [
+        ("range(args.num_steps)", "range(8)", "", "--num-steps=2"),
+        ("range(1)", "range(args.num_steps)", 'parser.add_argument("--epochs", type=int)', "--epochs=1"),
+        ("range(5)", "range(args.epochs)", 'parser.add_argument("--epochs", type=int)', "--num-steps=2"),
+    ],
+)
+def test_the_option_that_is_proposed_limits_the_run(
+    proposed: Proposed, outer: str, inner: str, more: str, args: str
+) -> None:
+    document, _ = proposed({"train.py": ROLLOUTS.format(outer=outer, inner=inner, more=more)})
+    assert document["smoke"] == {"args": [args]}
+
+
 @pytest.mark.parametrize(
     ("line", "obstacle"),
     [

@@ -772,6 +772,10 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (gke("cpu", "--slices", "2"), "'--slices' requires a TPU"),
         (gke("xla", "--accelerator", "v5litepod-16", "--workers", "2"), "leave out '--workers'"),
         (["--platform", "tpu-vm", "cpu"], "'--platform tpu-vm' needs a TPU"),
+        (["--platform", "tpu-vm", "cpu", "--accelerator", "v5litepod-4"], f"{REGISTRY}/trainyard:cpu-2.15.0 is an image"
+         " for CPUs: torch 2.15.0 (by images/cpu/image.yaml); targets for TPUs: torch-tpu, xla, xla-nightly"),
+        (["--platform", "tpu-vm", "jax-gpu", "--accelerator", "v5litepod-4"], "targets for TPUs: jax-tpu"),
+        (["--platform", "tpu-vm", "tf-cpu", "--accelerator", "v5litepod-4"], "targets for TPUs: tf-tpu"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "tpu7x-8"], "the Cloud TPU API has no tpu7x-8, which"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--zone", "us-central1-a"], "it is in us-central2-b"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--timeout", "1h"], "tpu-vm' has no '--timeout'"),
@@ -844,3 +848,14 @@ def test_reasons_of_waiting_pods_are_shown() -> None:
 
 def test_durations_have_units_and_are_in_seconds_without_one() -> None:
     assert [options.seconds(one) for one in ("90", "90s", "2m", "12h", "2d")] == [90, 90, 120, 43200, 172800]
+
+
+@pytest.mark.parametrize("platform", ["vertex", "gke"])
+def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehearsed(
+    trainyard: Command, platform: str
+) -> None:
+    status, out, err = trainyard("job", "cpu", "--platform", platform, "--registry", "localhost:5000/ml")
+    image = "localhost:5000/ml/trainyard:cpu-2.15.0"
+    assert status == 0 and image in out
+    said = f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it, but no platform"
+    assert said in " ".join(err.split())

@@ -448,6 +448,25 @@ def test_the_report_has_status_restarts_accuracy_and_rate(tmp_path: Path, outcom
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_matplotlib_there_is_no_chart_and_none_of_an_earlier_rehearsal(
+    tmp_path: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = report.of_run(REHEARSAL, outcome)
+    assert report.write(tmp_path, found) == ["report.json", "report.png"]
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert report.write(tmp_path, found) == ["report.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_the_command_names_the_files_that_were_written(
+    trainyard: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = session.Result({}, tmp_path, ("report.json",), ())
+    monkeypatch.setattr(session, "run", lambda *_: done)
+    status, _, err = trainyard("rehearse", "examples/jobs/custom-job.yaml")
+    assert status == 0 and err.endswith(f"rehearse: report.json and logs/ are in {tmp_path}\n")
+
+
 def test_no_text_of_the_chart_covers_another(outcome: Outcome) -> None:
     for at in (2.4, 8.9):
         outcome.injected.append((faults.Fault("kill", ("chief", "worker-0"), "step5", step=5), at))

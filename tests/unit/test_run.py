@@ -63,6 +63,28 @@ def test_the_command_of_the_image_gets_the_arguments(workspace: Callable[..., Sp
     assert found == ["docker", "run", "--rm", "--shm-size=16g", IMAGE, "--epochs", "1"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [("data.root=/x", "epochs=2"), ("conf/a.yaml",), ("mnist",), ("python", "-V"), ("--explain",), ("--version",)],
+)
+def test_arguments_of_a_repositorys_command_are_never_another_command(
+    workspace: Callable[..., Spec], given: tuple[str, ...]
+) -> None:
+    """Hydra's overrides have slashes, which the launcher would take for the path of a program."""
+    assert words(arguments(workspace(), Request(words=given))) == ["run", *given]
+
+
+def test_the_first_word_is_a_trainer_where_there_is_no_command(workspace: Callable[..., Spec]) -> None:
+    request = Request(words=("mnist", "--epochs", "1"))
+    assert words(arguments(model.load("cpu"), request)) == ["mnist", "--epochs", "1"]
+    assert words(arguments(workspace(""), request)) == ["mnist", "--epochs", "1"]
+
+
+def test_another_command_gets_the_arguments(workspace: Callable[..., Spec]) -> None:
+    request = Request(words=("data.root=/x",), command=("python", "evaluate.py"))
+    assert words(arguments(workspace(), request)) == ["--", "python", "evaluate.py", "data.root=/x"]
+
+
 def test_a_terminal_is_passed_on(workspace: Callable[..., Spec]) -> None:
     assert {"--interactive", "--tty"} <= set(arguments(workspace(), Request(terminal=True)))
 
@@ -282,9 +304,24 @@ def test_the_output_folder_is_made(run: Callable[..., subprocess.CompletedProces
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_shell_and_jupyter_exclude_each_other(trainyard: Command) -> None:
-    status, _, err = trainyard("run", "cpu", "--shell", "--jupyter")
-    assert (status, err) == (2, "run: --shell and --jupyter cannot be used together\n")
+def test_another_command_is_an_option(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    found = run("--command", "python -m 'a b'", "--", "x=/y")
+    assert found.stdout.splitlines()[-6:] == ["trainyard:mine", "--", "python", "-m", "a b", "x=/y"]
+
+
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        (("--shell", "--jupyter"), "--shell and --jupyter"),
+        (("--shell", "--command=ls"), "--command and --shell"),
+        (("--jupyter", "--command=ls"), "--command and --jupyter"),
+    ],
+)
+def test_a_command_a_shell_and_jupyter_exclude_each_other(
+    trainyard: Command, given: tuple[str, ...], both: str
+) -> None:
+    status, _, err = trainyard("run", "cpu", *given)
+    assert (status, err) == (2, f"run: {both} cannot be used together\n")
 
 
 def test_unclosed_quotes_are_one_line(trainyard: Command) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launcher import cli
 
-from trainyard.image import network_observer, smoke_command
+from trainyard.image import local_run, network_observer, smoke_command
 from trainyard.image.smoke_failure import Explanation, Run, tracebacks
 from trainyard.release import candidate
 from trainyard.spec import model
@@ -287,15 +287,15 @@ def test_a_command_that_fails_otherwise_has_not_started(log: str) -> None:
     ],
 )
 def test_arguments_reach_the_command_and_not_the_launcher(arguments: list[str], words: list[str]) -> None:
-    assert smoke_command.container_words(arguments) == words
+    assert local_run.container_words(arguments) == words
     parsed = cli.parse(words)
     assert (parsed.words or ["run"])[-len(arguments) :] == arguments or not arguments
     assert not parsed.mode and not parsed.flags and not parsed.is_command
 
 
 def test_the_launchers_options_are_known() -> None:
-    known = {*cli.SWITCHES, *cli.MODES, "--help", "--json", "--runtime", "--"}
-    assert known == smoke_command.LAUNCHER_OPTIONS
+    known = {*cli.SWITCHES, *cli.MODES, "--help", "--json", "--runtime", "--", "--version"}
+    assert known == local_run.LAUNCHER_OPTIONS
 
 
 def test_writes_elsewhere_are_files_and_not_the_folders_that_hold_them() -> None:
@@ -361,10 +361,10 @@ def test_the_observer_never_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "command"),
     [
-        ("run: ./train.sh", "trainyard run -- run --help"),
+        ("run: ./train.sh", "trainyard run -- --help"),
         ("run: ./train.sh\nsmoke: {}", "trainyard run"),
         ("run: ./train.sh\nsmoke: {args: --epochs=1}", "trainyard run -- --epochs=1"),
-        ("run: ./train.sh\nsmoke: {args: a.yaml}", "trainyard run -- run a.yaml"),
+        ("run: ./train.sh\nsmoke: {args: a.yaml}", "trainyard run -- a.yaml"),
         ("", "docker run --rm trainyard:mine mnist --fake-data --epochs 1"),
     ],
 )

@@ -11,6 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher.exports import refuse_tpu_node
+from launcher.host import Host
+from launcher.image import Image
+from launcher.runtime import Decision, Facts
+from launcher.settings import Settings
 
 from trainyard.image import memory_filler, smoke_containers, smoke_test, worker_processes
 from trainyard.image.smoke_test import Finished
@@ -136,3 +141,39 @@ def test_workers_of_a_pool_deliver_what_they_wrote(capfd: pytest.CaptureFixture[
 def test_the_programs_of_the_containers_are_single_files() -> None:
     for name, source in smoke_containers.files().items():
         assert b"trainyard" not in source, f"{name} runs where Trainyard is not installed"
+
+
+def warning(framework: str, version: str) -> list[str]:
+    """Return the launcher's line about a TPU node in a rehearsal."""
+    environment = {"LAUNCHER_REHEARSE": "1"}
+    image = Image(framework=framework, version=version)
+    decision = Decision("tpu-node", "TPU_CONFIG")
+    refuse_tpu_node(Facts(environment, Host(), image, Settings(environment, {})), decision)
+    return [f"launch: warning   {text}" for text in decision.warnings]
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "expected"),
+    [
+        ("torch", "2.15.0", True),
+        ("jax", "0.12.0", True),
+        ("torch_tpu", "0.2.0", True),
+        ("torch_xla", "2.9.0", False),
+        ("tensorflow", "2.21.0", False),
+    ],
+)
+def test_a_run_of_a_framework_without_tpu_nodes_must_warn_about_the_fake_of_one(
+    framework: str, version: str, expected: bool
+) -> None:
+    lines = ["launch: runtime   cpu", *warning(framework, version)]
+    assert smoke_containers.check_warning(lines, framework) == []
+    problem = f"straight run: the launcher did not warn that {framework} cannot use the TPU node of TPU_CONFIG"
+    assert smoke_containers.check_warning(lines[:1], framework) == ([problem] if expected else [])
+
+
+@pytest.mark.parametrize(("framework", "version"), [("torch", "2.15.0"), ("jax", "0.12.0"), ("torch_xla", "2.9.0")])
+def test_the_log_of_a_failed_run_is_shown_without_the_warning_about_the_fake_node(framework: str, version: str) -> None:
+    other = "launch: warning   RANK and WORLD_SIZE are set"
+    lines = [other, *warning(framework, version), *map(str, range(19))]
+    assert len(lines) == 21
+    assert smoke_containers.last_lines(lines) == [other, *map(str, range(19))]

@@ -18,6 +18,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "Run an image on this machine, with your code if you like.",
     "trainyard run -- --epochs 1",
     "trainyard run --mount --data ~/data -- --data-dir /data --epochs 1",
+    "trainyard run --command 'python evaluate.py' -- --split test",
     "trainyard run --shell",
     "trainyard run --jupyter --mount",
     "trainyard run cpu -- mnist --fake-data --epochs 1",
@@ -25,6 +26,13 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @options.target
 @options.option("--args", "words", callback=options.words, metavar="WORDS", help="Arguments, as those after '--'.")
+@options.option(
+    "--command",
+    "program",
+    callback=options.words,
+    metavar="WORDS",
+    help="Program of the image to run instead of its command, split as a shell splits words; ARGS follow.",
+)
 @options.flag("--mount", help="Use the code of the repository instead of that in the image: an edit needs no build.")
 @options.flag("--shell", help="Open bash; ARGS are its arguments.")
 @options.flag("--jupyter", help="Start JupyterLab, or else Jupyter Notebook, if the image has it.")
@@ -45,6 +53,7 @@ def command(
     context: Context,
     target: str | None,
     words: tuple[str, ...],
+    program: tuple[str, ...],
     mount: bool,
     shell: bool,
     jupyter: bool,
@@ -56,8 +65,9 @@ def command(
 ) -> None:
     """Run the image of your repository, or of TARGET, in a new container that is removed at the end.
 
-    ARGS are arguments of the image's command. The exit status is that of the command, and signals reach it. With
-    --mount or --output the container runs as the current user, so that the files that it writes are yours.
+    ARGS are arguments of the repository's command; of a target of the catalogue, a trainer and its flags. The exit
+    status is that of the command, and signals reach it. With --mount or --output the container runs as the current
+    user, so that the files that it writes are yours.
     """
     import os
     import shlex
@@ -69,13 +79,12 @@ def command(
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
-    if shell and jupyter:
-        raise errors.UserError("--shell and --jupyter cannot be used together")
+    chosen = [name for name, given in (("--command", program), ("--shell", shell), ("--jupyter", jupyter)) if given]
+    if len(chosen) > 1:
+        raise errors.UserError(f"{' and '.join(chosen[:2])} cannot be used together")
     spec = load(target, context=context)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    request = local_run.Request(
-        words, mount, shell, jupyter, port, data, output, gpus=gpus, environment=environment, terminal=terminal
-    )
+    request = local_run.Request(words, program, mount, shell, jupyter, port, data, output, gpus, environment, terminal)
     reference = f"{NAME}:{spec.local_name}"
     image = docker_engine.image(reference, made_by=spec.command("image"))
     host = local_run.host()

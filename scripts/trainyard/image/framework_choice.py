@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from trainyard.common.errors import UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request, resolve
 from trainyard.image.resolver import Failed, Project, pins, versions
@@ -167,6 +167,13 @@ def resolve_framework(request: Request, lines: Sequence[Line], first: Sequence[s
     Raises:
         Failed: uv found no solution, or failed.
     """
+    together = _together(request, lines, first)
+    alone = Wanted(lines=tuple(lines), constraints=tuple(Line(text, request.spec.file, 1) for text in pins(together)))
+    return resolve(replace(request, wanted=alone, wheels=(), compiled={}, shared=None, first={}, base={}), sized=True)
+
+
+def _together(request: Request, lines: Sequence[Line], first: Sequence[str] = ()) -> dict[str, str]:
+    """Return canonical name -> version of the framework's packages and everything else; see resolve_framework()."""
     names = [line.name for line in lines]
     wanted = request.wanted
 
@@ -182,6 +189,25 @@ def resolve_framework(request: Request, lines: Sequence[Line], first: Sequence[s
         overrides=others(wanted.overrides),
         excludes=(*wanted.excludes, *sorted(variants)),
     )
-    together = versions(resolve(replace(request, wanted=everything, shared=None), sized=False))
-    alone = Wanted(lines=tuple(lines), constraints=tuple(Line(text, request.spec.file, 1) for text in pins(together)))
-    return resolve(replace(request, wanted=alone, wheels=(), compiled={}, shared=None, first={}, base={}), sized=True)
+    return versions(resolve(replace(request, wanted=everything, shared=None), sized=False))
+
+
+def other_base(request: Request) -> RepositorySpec | None:
+    """Return the spec on the first other base for which everything resolves that the repository requires.
+
+    Args:
+        request: of the repository, on its own base.
+    """
+    spec = request.spec.repository("a target of the catalogue has one base")
+    bases = debian_bases()
+    for name in bases if spec.base in bases else ():
+        on_base = spec.on_base(name)
+        wanted = requirements.read(spec.workspace, on_base.python_version, spec.architecture.machine)
+        if name == spec.base or contradictions.excluding_python(wanted, on_base.python_version):
+            continue
+        with contextlib.suppress(StepFailed, UserError):
+            lines = packages(on_base, wanted, reasons(on_base, wanted))
+            alike = Request(on_base, wanted, indexes=request.indexes, wheels=request.wheels, compiled=request.compiled)
+            _together(alike, lines)
+            return on_base
+    return None

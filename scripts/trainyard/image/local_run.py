@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trainyard.oci import docker_engine
 from trainyard.spec import workspace
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import LABELS
-from trainyard.spec.workspace import Workspace
+from trainyard.spec.workspace import COMMAND, Workspace
 from trainyard.workspace import code_files, code_layer, python_projects
 
 #: Where the folders of ``--data`` and ``--output`` are in the container.
@@ -37,12 +38,20 @@ TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 JUPYTER = ("jupyter-lab", "jupyter-notebook")
 
 
+#: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
+LAUNCHER_OPTIONS = {
+    "--", "--explain", "--force", "--help", "--json", "--print-env", "--require-healthy", "--runtime", "--signal-group",
+    "--version",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Request:
     """What to run, and how.
 
     Attributes:
-        words: arguments of the image's command, of bash, or of Jupyter.
+        words: arguments of the image's command, of ``command``, of bash, or of Jupyter.
+        command: a program of the image and its first arguments, which run instead of the image's command.
         mount: use the code of the repository instead of that in the image.
         shell: run bash. ``jupyter``: run Jupyter, at ``port`` of 127.0.0.1.
         data: folder that is read-only at /data. ``output``: folder that is writable at /output; it may not exist.
@@ -52,6 +61,7 @@ class Request:
     """
 
     words: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
     mount: bool = False
     shell: bool = False
     jupyter: bool = False
@@ -124,6 +134,16 @@ def bind(source: Path, target: str, *, read_only: bool = False) -> str:
     return text.getvalue()
 
 
+def container_words(arguments: Sequence[str]) -> list[str]:
+    """Return the words of a container that runs the user's command of an image with ``arguments``.
+
+    Platforms give a container the arguments alone. The launcher would take an argument for a command, or for its own
+    option, if it comes first and looks like one: then they follow the command's name.
+    """
+    first = arguments[0].partition("=")[0] if arguments else "-"
+    return list(arguments) if first.startswith("-") and first not in LAUNCHER_OPTIONS else [COMMAND, *arguments]
+
+
 def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
     """The values of ``--mount``, and whether the container writes to one of them."""
     mounts = []
@@ -190,9 +210,12 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         address = "127.0.0.1" if "--net=host" in found else "0.0.0.0"
         words = ["--", server, f"--ip={address}", f"--port={request.port}", "--no-browser"]
         words += ["--allow-root"] if root else []
+        words += request.words
+    elif program := ["bash"] if request.shell else request.command:
+        words = ["--", *program, *request.words]
     else:
-        words = ["--", "bash"] if request.shell else []
-    return [*found, reference, *words, *request.words]
+        words = container_words(request.words) if spec.run else list(request.words)
+    return [*found, reference, *words]
 
 
 def jupyter_server(reference: str) -> str:

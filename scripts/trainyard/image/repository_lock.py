@@ -406,7 +406,7 @@ def _resolved_for_platform(
             "updates as a whole"
         )
     request = replace(request, base={name: version for name, version in held.items() if name not in fixed})
-    with _explained(spec, wanted.compiled):
+    with _explained(request, wanted.compiled):
         request = replace(request, compiled=resolution.compile_sources(request, previous.compiled()))
     sections: dict[Section, str] = {}
     for index, pinned in frameworks.items():
@@ -462,7 +462,7 @@ def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, i
         first=previous.of_first("framework", "requirements", index=index),
         shared=shared,
     )
-    with _explained(spec, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
+    with _explained(request, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
         return resolution.resolve(request, sized=shared is not None)
 
 
@@ -488,19 +488,21 @@ def _builds(request: Request, previous: _Previous) -> dict[Section, str]:
         known=_known(previous.build_requires(), same_files=previous.same_target),
         first=previous.of_first("build-requires"),
     )
-    with _explained(spec, wanted.lines):
+    with _explained(request, wanted.lines):
         tools = resolution.build_requirements(request)
     compiled = "".join(source.entry for _, source in sorted(request.compiled.items()))
     return {Section(spec.arch, "compiled"): compiled, Section(spec.arch, "build-requires"): tools}
 
 
 @contextmanager
-def _explained(spec: Spec, lines: Sequence[Line]) -> Iterator[None]:
+def _explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
     """Say in one line why uv found no solution, with the user's line that it is about.
 
     Args:
+        request: what is resolved.
         lines: the user's that are resolved.
     """
+    spec = request.spec
     try:
         yield
     except Failed as error:
@@ -511,9 +513,25 @@ def _explained(spec: Spec, lines: Sequence[Line]) -> Iterator[None]:
             raise Failed(spec.target, _build_failure(text) or text) from None
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
-        if about:
-            raise UserError(f"{about[0].where}: {about[0].shown} cannot be installed: {reason}") from None
-        raise UserError(f"{spec.where}: the requirements cannot be installed: {reason}") from None
+        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
+        raise UserError(f"{subject} cannot be installed: {_other_base(request, reason) or reason}") from None
+
+
+def _other_base(request: Request, reason: str) -> str:
+    """Return the base that has a Python for a package without a wheel for this one; empty if no other base helps.
+
+    Args:
+        reason: uv's for which there is no solution.
+    """
+    spec = request.spec
+    match = re.search(r"(\S+) ha(?:s|ve) no wheels with a matching Python", reason)
+    other = framework_choice.other_base(request) if match else None
+    if match is None or other is None:
+        return ""
+    return (
+        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
+        f"'base: {other.base}' (Python {other.python_version})"
+    )
 
 
 def _build_failure(text: str) -> str:
@@ -550,7 +568,7 @@ def _own_frameworks(
             first=first,
         )
         try:
-            with _explained(spec, [*reasons, *request.wanted.lines]):
+            with _explained(request, [*reasons, *request.wanted.lines]):
                 sections[index] = framework_choice.resolve_framework(everything, lines, agreed)
         except (UserError, StepFailed) as error:
             asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)

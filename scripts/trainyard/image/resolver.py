@@ -55,6 +55,11 @@ _VARIABLES = re.compile(
 )
 
 
+#: What uv prints if it cannot write to its cache, which is below the home directory by default:
+#: https://docs.astral.sh/uv/concepts/cache/#cache-directory
+_CACHE = re.compile(r"Failed to initialize cache at `(.*?)`")
+
+
 class Failed(StepFailed):
     """Tell that uv failed.
 
@@ -123,6 +128,10 @@ class Project:
             done = subprocess.run(
                 command, cwd=here, env=self._environment(here), capture_output=True, text=True, check=False
             )
+            if match := _CACHE.search(done.stderr):
+                raise UserError(
+                    f"{match[1]}, where uv keeps what it downloads, cannot be written: set 'UV_CACHE_DIR=<folder>'"
+                )
             if done.returncode:
                 raise Failed(self.target, without_credentials(done.stderr))
             return (here / arguments[-1]).read_text(encoding="utf-8")

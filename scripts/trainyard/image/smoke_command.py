@@ -37,22 +37,17 @@ from docker.models.containers import Container
 
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
-from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY
+from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
-from trainyard.spec.workspace import COMMAND, FOLDER, Level, SmokeRun, Workspace
+from trainyard.spec.workspace import FOLDER, Level, SmokeRun, Workspace
 
 logger = logging.getLogger(__name__)
 
 #: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
 HELP_SECONDS = 20
-
-#: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
-LAUNCHER_OPTIONS = {
-    "--", "--explain", "--force", "--help", "--json", "--print-env", "--require-healthy", "--runtime", "--signal-group",
-}  # fmt: skip
 
 #: What keeps libraries from asking their servers.
 OFFLINE = {
@@ -162,16 +157,6 @@ class Subject:
         return [*self.start, *arguments] if self.start else container_words(arguments)
 
 
-def container_words(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a container that runs the user's command of an image with ``arguments``.
-
-    Platforms give a container the arguments alone. The launcher would take an argument for a command, or for its own
-    option, if it comes first and looks like one: then they follow the command's name.
-    """
-    first = arguments[0].partition("=")[0] if arguments else "-"
-    return list(arguments) if first.startswith("-") and first not in LAUNCHER_OPTIONS else [COMMAND, *arguments]
-
-
 def help_passes(lines: Iterable[str]) -> bool:
     """Return whether a command that failed with ``--help`` has started: it says how it is used, or has no such option.
 
@@ -265,7 +250,7 @@ class Tester:
 
     def fail(self, run: Run, reason: str) -> None:
         """End the test with :class:`StepFailed`."""
-        for line in run.lines[-20:]:
+        for line in smoke_containers.last_lines(run.lines):
             logger.info(f"  | {line}")
         raise StepFailed(reason)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +40,11 @@ PORT = 8080
 PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
 #: Endpoint of the fake's TPU node: an address that is reserved for documentation (RFC 5737).
 ENDPOINT = "192.0.2.10:8470"
+
+#: Frameworks that cannot use a TPU node, and the launcher's warning about it, which is in the log of each of their
+#: runs: R11.4 in docs/launcher-contract.md.
+WITHOUT_NODES = ("torch", "torch_tpu", "jax")
+_WITHOUT_NODE = re.compile(r"^launch: warning +TPU_CONFIG names a TPU node, which ")
 
 #: Seconds from SIGTERM to the end: what GKE leaves non-system pods on Spot VMs
 #: (https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms).
@@ -269,6 +275,18 @@ def compiled_step() -> list[str]:
 def gpu_kernels(capabilities: Sequence[str]) -> list[str]:
     """Return the words of a container that compiles kernels for GPUs of these compute capabilities."""
     return ["python", f"{FOLDER}/{_KERNELS}", *capabilities]
+
+
+def last_lines(lines: Sequence[str]) -> list[str]:
+    """Return the end of the log of a run that failed, without the launcher's warning about the fake of a TPU node."""
+    return [line for line in lines if not _WITHOUT_NODE.match(line)][-20:]
+
+
+def check_warning(lines: Sequence[str], framework: str) -> list[str]:
+    """Return what is wrong with the log of a run whose framework cannot use the fake of a TPU node."""
+    if framework not in WITHOUT_NODES or any(map(_WITHOUT_NODE.match, lines)):
+        return []
+    return [f"straight run: the launcher did not warn that {framework} cannot use the TPU node of TPU_CONFIG"]
 
 
 def check_status(what: str, status: int, wanted: int = 0, when: str = "") -> list[str]:

@@ -117,7 +117,7 @@ def _finish(container: Container, what: str, timeout: float = RUN_TIMEOUT) -> Fi
 
 def _refuse(problems: list[str], finished: Finished, where: str = "") -> None:
     if problems:
-        for line in finished.lines[-20:]:
+        for line in smoke_containers.last_lines(finished.lines):
             logger.info(f"  | {line}")
         raise StepFailed(f"{problems[0]}{where} (see the last lines of its log above)")
 
@@ -230,6 +230,7 @@ class _Training:
         """Check that the launcher finds the TPU node, and the trainer learns."""
         self._straight = straight = _finish(self._start(self._command("straight")), "straight run", self._timeout)
         _refuse(check_straight(straight, self._spec.smoke.accuracy), straight)
+        _refuse(smoke_containers.check_warning(straight.lines, self._spec.framework.name), straight)
         states = self._sandbox.polled_states()
         if "CREATING" not in states or states[-1] != "READY":
             _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)

@@ -158,7 +158,7 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
     """
     if spec.run:
         smoke = spec.workspace.document.smoke
-        words = smoke_command.container_words(smoke.args if smoke else ["--help"])
+        words = smoke.args if smoke else ["--help"]
         output = ["--output=output"] if trained.get("writes_output") else []
         return shlex.join(
             ["trainyard", "run", *([target] if target else []), *output, *(["--", *words] if words else [])]

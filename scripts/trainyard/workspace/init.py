@@ -49,7 +49,8 @@ _OTHER_PURPOSE = re.compile(
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/")
 
 #: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
-#: schedules divide by the number of steps less one.
+#: schedules divide by the number of steps less one. Steps of a loop inside another loop limit no run: in reinforcement
+#: learning they are those of one rollout.
 _LIMITS = {
     "2": "max-steps max-iters max-iter max-iterations num-steps n-steps total-steps train-steps num-iters steps "
     "iterations iters",
@@ -361,7 +362,13 @@ def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> Sho
         for option in source.options
     }
     valued = {name: option.name for name, (option, _) in options.items() if not option.switch}
-    limits = [f"{valued[name]}={value}" for value, words in _LIMITS.items() for name in words.split() if name in valued]
+    repeated = {name.replace("_", "-") for source in closure for name in source.repeated}
+    limits = [
+        f"{valued[name]}={value}"
+        for value, words in _LIMITS.items()
+        for name in words.split()
+        if name in valued and (value == "1" or name not in repeated)
+    ]
     made_up = [options[name][0].name for name in _MADE_UP_DATA if name in options.keys() - valued]
     takes = [options[name][0].name for name in _DATA_OPTIONS if name in options]
     folders = [folder for folder in _DATA if any(name.startswith(f"{folder}/") for name in names)]

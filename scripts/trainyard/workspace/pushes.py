@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -27,6 +27,7 @@ class Push:
         images: those of an index.
         code_digest: digest of the image that the last code-only push made of it; empty if it has its own code again.
         code_tag: the tag of that.
+        time: when it was pushed, or recorded again by a push that had nothing to upload; seconds since 1970.
     """
 
     repository: str
@@ -38,6 +39,7 @@ class Push:
     images: tuple[Push, ...] = ()
     code_digest: str = ""
     code_tag: str = ""
+    time: float = 0
 
     @property
     def reference(self) -> str:
@@ -59,7 +61,7 @@ def record(kept: Path, push: Push) -> None:
     path = _file(kept, push.repository)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(push)), encoding="utf-8")
+    temporary.write_text(json.dumps(asdict(replace(push, time=time.time()))), encoding="utf-8")
     temporary.replace(path)
 
 
@@ -85,9 +87,5 @@ def last(kept: Path, repository: str = "") -> Push | None:
     """
     if repository:
         return _read(_file(kept, repository))
-    found: list[tuple[int, Push]] = []
-    for path in kept.glob("pushes/*.json"):
-        with contextlib.suppress(OSError):
-            if push := _read(path):
-                found.append((path.stat().st_mtime_ns, push))
-    return max(found, key=lambda one: one[0], default=(0, None))[1]
+    found = filter(None, map(_read, kept.glob("pushes/*.json")))
+    return max(found, key=lambda one: one.time, default=None)

@@ -73,6 +73,7 @@ class Source:
         path: relative to the repository, with ``/``.
         main: it has ``if __name__ == "__main__"``; ``acts``: it has a loop or a call at its top.
         marks: ``cuda``, ``compiles`` and the keys of :data:`_MARKS` -> the first line that shows them, and the word.
+        repeated: names in the ``range`` of a loop inside another loop: the outer one runs them again.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Source:
     imports: list[Import] = field(default_factory=list)
     options: list[Option] = field(default_factory=list)
     marks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    repeated: set[str] = field(default_factory=set)
 
     @property
     def run(self) -> bool:
@@ -123,6 +125,8 @@ def read(root: Path, path: str) -> Source | None:
                 source.imports += _imports(node, optional=node is not statement, conditional=conditional)
             elif isinstance(node, ast.Call):
                 source.options += _options(node)
+            elif isinstance(node, ast.For | ast.While):
+                source.repeated.update(_repeated(node))
             if isinstance(node, ast.expr):
                 marks += [(node.lineno, mark, word) for mark, word in _marks(node)]
     for line, mark, word in sorted(marks, key=lambda mark: mark[0]):
@@ -162,6 +166,15 @@ def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
         yield "download", f"{word}(download=True)"
     if isinstance(node, ast.Call) and word == "cuda" and isinstance(node.func, ast.Attribute):
         yield "cuda", word
+
+
+def _repeated(loop: ast.For | ast.While) -> Iterator[str]:
+    """Yield the names in the ranges of the loops inside a loop: ``num_steps`` of ``range(args.num_steps)``."""
+    for inner in ast.walk(loop):
+        if isinstance(inner, ast.For) and inner is not loop:
+            for call in ast.walk(inner.iter):
+                if isinstance(call, ast.Call) and _word(call.func) in ("range", "trange"):
+                    yield from filter(None, (_word(node) for node in ast.walk(call) if isinstance(node, ast.expr)))
 
 
 def _options(node: ast.Call) -> Iterator[Option]:

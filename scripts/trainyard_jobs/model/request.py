@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import re
 from collections.abc import Mapping
@@ -13,10 +14,12 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository, check_address
+from trainyard.release import pushed_code
 from trainyard.spec import model, naming
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND
 from trainyard.workspace import pushes
+from trainyard.workspace.pushes import Push
 from trainyard_jobs.model import machines, tuning
 from trainyard_jobs.model.machines import TpuSlice
 from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, words
@@ -199,14 +202,26 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
         )
     # Nothing is recorded of the pushes of a target of the catalogue.
     if known := pushes.last(spec.context.state / spec.target, f"{address}/{naming.NAME}" if address else ""):
-        if known.code_digest:
-            logger.info(f"the image has the code of 'push --code-only', which nothing tested: {known.code_tag}")
+        logger.info(_remembered(known))
         return known.reference
     if address:
         # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.
         version = f"-{spec.version}" if spec.version_known else ""
-        return f"{address}/{naming.NAME}:{spec.target}{version}"
+        reference = f"{address}/{naming.NAME}:{spec.target}{version}"
+        if spec.run:
+            logger.info(f"image {reference}: not pushed from this host, so how far it was tested is not known here")
+        return reference
     return f"{naming.NAME}:{spec.target}"
+
+
+def _remembered(push: Push) -> str:
+    """Return which image was pushed last, when, and how far it was tested."""
+    name = f"{push.repository}:{push.code_tag if push.code_digest else push.tag}"
+    when = f"{datetime.datetime.fromtimestamp(push.time):%Y-%m-%d %H:%M}"
+    if push.code_digest:
+        return f"image {name}: pushed {when} with --code-only, not tested"
+    level = pushed_code.images_of(push)[0].labels.get(f"{naming.LABELS}.tested", naming.UNTESTED)
+    return f"image {name}: pushed {when}, {'not tested' if level == naming.UNTESTED else f'tested: {level}'}"
 
 
 def pinned(image: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import UserError
+from trainyard.spec import model
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
@@ -70,6 +71,25 @@ def check_gpus(request: Request) -> None:
         raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
 
+def check_tpu(request: Request) -> None:
+    """Check that the image of a target is for TPUs, for a job that :func:`checked` does not read.
+
+    Raises:
+        UserError: it is for CPUs or GPUs; the line names the targets for TPUs with trainers for the same framework.
+    """
+    contents = expected_contents(request).get(request.image)
+    if request.spec is None or contents is None or contents.device in ("", "tpu"):
+        return
+    package = request.spec.trainers.package
+    fitting = [
+        one.target for one in model.recommended() if one.accelerator == "tpu" and one.trainers.package == package
+    ]
+    raise UserError(
+        f"{request.image} is an image for {contents.device.upper()}s: {contents.framework} (by {contents.source}); "
+        f"targets for TPUs: {', '.join(fitting)}"
+    )
+
+
 def machine_notes(request: Request) -> tuple[str, ...]:
     """Lines about a machine type that is not in the table, or whose CPUs need another image."""
     found = []
@@ -100,11 +120,14 @@ def checked(
 ) -> str:
     """The text of a job, if no rule refuses it.
 
+    An image on this machine is no reason: it can be rehearsed, and ``trainyard job`` warns about it.
+
     Raises:
         UserError: the first finding, and how to fix it.
     """
     job = job_file.parse(text, Path(platform.file_name))
-    failed = [finding for finding in platform.check(job, region=request.place, images=images) if finding.fails]
+    found = platform.check(job, region=request.place, images=images)
+    failed = [finding for finding in found if finding.fails and finding.rule != "images_can_be_pulled"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise UserError(f"invalid job: {failed[0].what}: {failed[0].remediation}{more}")

@@ -95,16 +95,18 @@ def of_tuning(
     }
 
 
-def write(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write report.json and, if matplotlib is installed, report.png into ``folder``."""
+def write(folder: Path, report: Mapping[str, Any]) -> list[str]:
+    """Write report.json and, if matplotlib is installed, report.png into ``folder``, and return their names."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     try:
         require_extra("matplotlib", "plots", "rehearse")
     except UserError as error:
         logger.warning(f"no report.png: {error}")
-    else:
-        chart(report).savefig(folder / "report.png", dpi=110)
+        (folder / "report.png").unlink(missing_ok=True)  # of an earlier rehearsal
+        return ["report.json"]
+    chart(report).savefig(folder / "report.png", dpi=110)
+    return ["report.json", "report.png"]
 
 
 def chart(report: Mapping[str, Any]) -> Figure:

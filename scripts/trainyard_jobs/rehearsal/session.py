@@ -60,10 +60,11 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished rehearsal: the contents of its report, the folder with it, and what failed; empty if nothing did."""
+    """A finished rehearsal: its report, the folder and the files with it, and what failed; empty if nothing did."""
 
     report: dict[str, Any]
     folder: Path
+    files: tuple[str, ...]
     problems: tuple[str, ...]
 
 
@@ -155,8 +156,8 @@ def run(
     found, problems = session.run_trials(study, read) if study else session.run_job()
     if problems:
         found["problems"] = problems
-    report.write(session.output, found)
-    return Result(found, session.output, tuple(problems))
+    files = report.write(session.output, found)
+    return Result(found, session.output, tuple(files), tuple(problems))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.waivers import today
 from trainyard.oci.reference import Reference
+from trainyard.oci.transport import is_loopback
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.image_metadata import Contents
@@ -136,6 +137,26 @@ def _device(pool: Pool) -> str:
 @rule(
     *KINDS,
     severity=Severity.CANNOT_START,
+    source="RFC 6761, section 6.3, and RFC 1122, section 3.2.1.3 (every machine is its own localhost and 127.0.0.1)",
+)
+def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
+    """No image is at a registry on this machine."""
+    places: dict[str, str] = {}
+    for image in named(job):
+        if is_loopback(image.reference):
+            places.setdefault(image.reference, image.at)
+    for reference, at in places.items():
+        yield Finding(
+            at,
+            f"{reference} is at a registry on this machine",
+            "'trainyard job rehearse' runs it; a machine of the platform looks for the registry on itself",
+            "push it to a registry that the platform reaches: 'trainyard push --registry'",
+        )
+
+
+@rule(
+    *KINDS,
+    severity=Severity.CANNOT_START,
     source="docs/jobs.md#checking-a-job (looked up on this host and at the registry, without pulling)",
 )
 def images_exist(job: Evidence) -> Iterator[Finding]:
@@ -143,6 +164,8 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
     for image in named(job):
         reference, at, known = image.reference, image.at, job.images.get(image.reference)
         if reference in job.missing and reference in job.images:
+            if is_loopback(reference):  # images_can_be_pulled has named it
+                continue
             yield Finding(
                 at,
                 f"{reference} could not be looked up: {job.missing[reference]}",

@@ -97,6 +97,7 @@ def command(
 
     from trainyard.common import console
     from trainyard.oci.reference import Reference
+    from trainyard.oci.transport import is_loopback
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
     from trainyard_jobs.platforms import writing
@@ -112,9 +113,11 @@ def command(
         if code:
             given |= _push_code(context, code, given)
         parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
+        local = "'trainyard job rehearse' can run it, but no platform can pull it"
         if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
-            local = "the image is local; 'trainyard job rehearse' can run it, but no platform can pull it"
-            console.warn(f"no '--registry': {local}")
+            console.warn(f"no '--registry': the image is local; {local}")
+        elif is_loopback(parsed.image):
+            console.warn(f"{parsed.image} is at a registry on this machine: {local}")
         platforms.check_options(chosen, parsed)
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:

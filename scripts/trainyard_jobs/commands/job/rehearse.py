@@ -106,6 +106,6 @@ def command(
     console.result(done.report, as_json=as_json)
     for problem in done.problems[1:]:
         console.warn(problem)
-    console.say(f"rehearse: report.json, report.png and logs/ are in {done.folder}")
+    console.say(f"rehearse: {', '.join(done.files)} and logs/ are in {done.folder}")
     if done.problems:
         raise StepFailed(done.problems[0])

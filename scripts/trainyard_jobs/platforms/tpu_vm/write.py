@@ -62,6 +62,7 @@ def pod(request: Request) -> Pod:
 def script(request: Request) -> str:
     """Return a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
     where, (args, env) = pod(request), request.with_output()
+    writing.check_tpu(request)
     lines = [
         "set -euo pipefail",
         "",
