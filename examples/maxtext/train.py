@@ -2,8 +2,8 @@
 
     python train.py run_name=mine dataset_type=synthetic steps=10 ...
 
-MaxText itself joins the other hosts of a TPU slice when it saves checkpoints. Here JAX has joined them before, with what
-the launcher exports, so that a run without checkpoints, one on CPUs and one in a rehearsal meet in the same way.
+MaxText itself joins the other hosts of a TPU slice when it saves checkpoints. Here JAX has joined them before, with
+what the launcher exports, so that a run without checkpoints, one on CPUs and one in a rehearsal meet in the same way.
 """
 
 import os

@@ -476,7 +476,7 @@ def test_an_image_exists_or_not_or_is_unknown(known: Any, missing: dict[str, str
     assert [(said in one.what, one.fails) for one in some] == ([(True, fails)] if said else [])
 
 
-@pytest.mark.parametrize("document", [CUSTOM, TUNING, OLD, JOB, JOBSET])
+@pytest.mark.parametrize("document", [CUSTOM, TUNING, OLD])
 @pytest.mark.parametrize("registry", ["localhost:5000", "127.0.0.1:5000", "localhost"])
 @pytest.mark.parametrize("offline", [False, True])
 def test_an_image_at_a_registry_on_this_machine_is_one_finding(
@@ -488,6 +488,15 @@ def test_an_image_at_a_registry_on_this_machine_is_one_finding(
     (finding,) = [one for one in found(here, **looked_up) if one.rule.startswith("images_")]
     assert finding.fails and finding.severity == Severity.CANNOT_START
     assert finding.what == f"{reference} is at a registry on this machine"
+
+
+@pytest.mark.parametrize("document", [JOB, JOBSET])
+def test_nodes_of_a_cluster_may_know_a_registry_as_localhost(document: dict[str, Any]) -> None:
+    reference = "localhost:5000/r/image:tag"
+    here = json.loads(json.dumps(document).replace(IMAGE, reference))
+    found_there = found(here, images={reference: None}, missing={reference: "out of reach"})
+    (finding,) = [one for one in found_there if one.rule.startswith("images_")]
+    assert not finding.fails and "could not be looked up" in finding.what
 
 
 def test_an_image_at_a_registry_whose_name_only_begins_like_this_machine_is_not_refused() -> None:

@@ -20,7 +20,7 @@ from trainyard_jobs.model import machines
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rules import named_images, worker_pools
-from trainyard_jobs.rules.evidence import KINDS, VERTEX, Evidence
+from trainyard_jobs.rules.evidence import GOOGLE, KINDS, VERTEX, Evidence
 from trainyard_jobs.rules.job_templates import job_templates
 from trainyard_jobs.rules.worker_pools import Pool
 from trainyard_jobs.schema.kubernetes_defaults import mapping
@@ -135,12 +135,15 @@ def _device(pool: Pool) -> str:
 
 
 @rule(
-    *KINDS,
+    *GOOGLE,
     severity=Severity.CANNOT_START,
     source="RFC 6761, section 6.3, and RFC 1122, section 3.2.1.3 (every machine is its own localhost and 127.0.0.1)",
 )
 def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
-    """No image is at a registry on this machine."""
+    """No image of a job for Vertex AI or AI Platform is at a registry on this machine.
+
+    Nodes of a Kubernetes cluster may know a registry as ``localhost``: https://kind.sigs.k8s.io/docs/user/local-registry/
+    """
     places: dict[str, str] = {}
     for image in named(job):
         if is_loopback(image.reference):
@@ -164,7 +167,7 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
     for image in named(job):
         reference, at, known = image.reference, image.at, job.images.get(image.reference)
         if reference in job.missing and reference in job.images:
-            if is_loopback(reference):  # images_can_be_pulled has named it
+            if is_loopback(reference) and job.job.kind in GOOGLE:  # images_can_be_pulled has named it
                 continue
             yield Finding(
                 at,
