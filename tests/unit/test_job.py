@@ -18,7 +18,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning
-from trainyard_jobs.platforms import submission
+from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.gke import write as gke_platform
 from trainyard_jobs.rehearsal import session
@@ -859,3 +859,36 @@ def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehe
     assert status == 0 and image in out
     said = f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it, but no platform"
     assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "commands"),
+    [
+        (["vertex", "cpu"], ["trainyard job check 'my jobs/a.b'", "--config='my jobs/a.b'"]),
+        (["gke", "cpu"], ["trainyard job check 'my jobs/a.b'", "kubectl create --filename='my jobs/a.b'"]),
+        (["kubeflow", "gpu", "--accelerator", "L4"], ["check 'my jobs/a.b'", "--filename='my jobs/a.b'"]),
+        (["ai-platform", "tf-cpu"], ["trainyard job --from 'my jobs/a.b'", "--config='my jobs/a.b'"]),
+        (["slurm", "cpu"], ["sbatch 'my jobs/a.b'"]),
+        (["skypilot", "cpu"], ["sky launch --yes --down 'my jobs/a.b'"]),
+        (["tpu-vm", "xla", "--accelerator", "v5litepod-4"], ["Run it with: bash 'my jobs/a.b'"]),
+    ],
+)
+def test_the_head_of_a_job_names_the_file_that_it_is_written_to(
+    trainyard: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], commands: list[str]
+) -> None:
+    monkeypatch.setattr(writing, "redirected_stdout", lambda: "my jobs/a.b")
+    status, out, err = trainyard("job", "--platform", *arguments, "--registry", REGISTRY)
+    assert status == 0, err
+    head = "\n".join(line for line in out.splitlines() if line.startswith("#"))
+    for command in commands:
+        assert command in head.replace("'--config=", "--config='").replace("'--filename=", "--filename='")
+    assert "job.yaml" not in out
+
+
+def test_a_converted_job_names_its_file(
+    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    (tmp_path / "old.yaml").write_text(write("--platform", "ai-platform", "tf-cpu")[0])
+    monkeypatch.setattr(writing, "redirected_stdout", lambda: "new.yaml")
+    _, out, _ = trainyard("job", "--platform", "vertex", "--from", str(tmp_path / "old.yaml"))
+    assert "--config=new.yaml" in out and "job.yaml" not in out

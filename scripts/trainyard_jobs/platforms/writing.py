@@ -33,17 +33,13 @@ def redirected_stdout() -> str | None:
     return None
 
 
-#: The line of a job file that says what has written it, and what checks it.
-_WRITTEN_BY = "Written by `trainyard job`; check it with `trainyard job check job.yaml`."
-
-
-def header(request: Request, command: list[str]) -> str:
-    """The comment at the top of a job file: its name, its image, and the command that submits it."""
+def header(request: Request, command: list[str], file: str) -> str:
+    """The comment at the top of a job file: its name, its image, and the commands that check and submit it."""
     contents = f"; {request.spec.framework.name} {request.spec.version}" if request.spec else ""
     return yaml_writer.comment(
         [
             f"{request.name}: {request.image}{contents}",
-            f"{_WRITTEN_BY} Submit it with:",
+            f"Written by `trainyard job`; check it with `trainyard job check {shlex.quote(file)}`. Submit it with:",
             shlex.join(command),
         ]
     )

@@ -6,6 +6,7 @@ https://cloud.google.com/ai-platform/training/docs/deprecations
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 from trainyard.common.errors import UserError
@@ -144,20 +145,22 @@ class AiPlatform(Platform):
         old = config(request)
         writing.check_gpus(request)
         successor = ai_platform_migration.migrate(old)
-        convert = "trainyard job --from job.yaml --platform vertex"
+        file = file or self.file_name
+        command = submit_command(request, file)
+        convert = f"trainyard job --from {shlex.quote(file)} --platform vertex"
         head = yaml_writer.comment(
             [
                 f"NOT FOR USE: AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN}. This is its format, for",
                 f"comparison, and for conversion with `{convert}`.",
             ]
-        ) + writing.header(request, submit_command(request, self.file_name))
+        ) + writing.header(request, command, file)
         below = yaml_writer.comment(
             ["", "The same job on Vertex AI:", "", *yaml_writer.dump(successor.config).splitlines()]
         )
         return RenderedJob(
             # Without the image's contents: the service was shut down before current frameworks were released.
             writing.checked(self, head + yaml_writer.dump(old) + below, request),
-            submit_command(request, file or self.file_name),
+            command,
             request,
             warnings=(f"AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN} and accepts no jobs",),
             notes=tuple(f"on Vertex AI: {note}" for note in successor.notes),

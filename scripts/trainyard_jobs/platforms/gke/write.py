@@ -355,10 +355,12 @@ class Gke(Platform):
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
-        text = writing.header(request, submit_command(self.file_name)) + objects
+        file = file or self.file_name
+        command = submit_command(file)
+        text = writing.header(request, command, file) + objects
         writing.checked(self, text, request, writing.expected_contents(request))
         notes = (*writing.machine_notes(request), *writing.network_notes(request))
-        return RenderedJob(text, submit_command(file or self.file_name), request, notes=notes)
+        return RenderedJob(text, command, request, notes=notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         return submit_objects(job, kind(job.request), *pods(job.request), interval)

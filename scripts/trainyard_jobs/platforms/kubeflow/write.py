@@ -103,13 +103,14 @@ class Kubeflow(Platform):
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         found = train_job(request)
-        shown = gke.submit_command(self.file_name)
-        text = writing.header(request, shown) + yaml_writer.dump(found)
+        file = file or self.file_name
+        command = gke.submit_command(file)
+        text = writing.header(request, command, file) + yaml_writer.dump(found)
         writing.checked(self, text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
         if request.spec is None:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")
-        return RenderedJob(text, gke.submit_command(file or self.file_name), request, notes=tuple(notes))
+        return RenderedJob(text, command, request, notes=tuple(notes))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         name = object_name(job.request.name)

@@ -118,7 +118,7 @@ class SkyPilot(Platform):
         if request.disk and request.disk.type:
             raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, '--disk {request.disk.size}'")
         command = self._command(request, file or self.file_name)
-        head = writing.script_header(request, "Submit it with:", shlex.join(self._command(request, self.file_name)))
+        head = writing.script_header(request, "Submit it with:", shlex.join(command))
         text = head + yaml_writer.dump(task(request))
         return RenderedJob(text, command, request, notes=writing.machine_notes(request))
 

@@ -100,7 +100,7 @@ class Slurm(Platform):
         _check(request)
         writing.check_gpus(request)
         command = ["sbatch", file or self.file_name]
-        head = writing.script_header(request, f"Submit it with: sbatch {self.file_name}")
+        head = writing.script_header(request, f"Submit it with: {shlex.join(command)}")
         lines = [f"#SBATCH {word}" for word in directives(request)]
         text = "\n".join(["#!/usr/bin/env bash", *lines, "", "set -euo pipefail", "", shlex.join(step(request)), ""])
         shebang, _, rest = text.partition("\n")

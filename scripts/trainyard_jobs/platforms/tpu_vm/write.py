@@ -88,9 +88,10 @@ class TpuVm(Platform):
     options = frozenset({"labels", "network", "reservation"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
-        head = writing.script_header(request, f"Run it with: bash {self.file_name}")
+        command = ["bash", file or self.file_name]
+        head = writing.script_header(request, f"Run it with: {shlex.join(command)}")
         text = "#!/usr/bin/env bash\n" + head + script(request)
-        return RenderedJob(text, ["bash", file or self.file_name], request)
+        return RenderedJob(text, command, request)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         submission.require_program("gcloud")

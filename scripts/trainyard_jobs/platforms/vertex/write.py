@@ -197,10 +197,10 @@ class Vertex(Platform):
         # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
         if len(request.name) > 128:
             raise UserError("'--name': a display name has at most 128 characters")
-        header = writing.header(request, submit_command(request, self.file_name))
-        text = header + yaml_writer.dump(config(request))
+        file = file or self.file_name
+        command = submit_command(request, file)
+        text = writing.header(request, command, file) + yaml_writer.dump(config(request))
         writing.checked(self, text, request, writing.expected_contents(request))
-        command = submit_command(request, file or self.file_name)
         return RenderedJob(text, command, request, notes=writing.machine_notes(request))
 
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
@@ -217,17 +217,16 @@ class Vertex(Platform):
             trials = {"trials": done.config["maxTrialCount"], "parallel": done.config["parallelTrialCount"]}
             request = dataclasses.replace(request, tuning=tuning.Tuning((), **trials))
             done.config["displayName"] = name
-        shown = shlex.join([*submit_command(request, self.file_name), *done.flags])
+        command = [*submit_command(request, file or self.file_name), *done.flags]
         header = yaml_writer.comment(
             [
                 f"{name}: converted from {job.path.name} by `trainyard job`. Submit it with:",
-                shown,
+                shlex.join(command),
                 "",
                 *done.notes,
             ]
         )
         text = writing.checked(self, header + yaml_writer.dump(done.config), request)
-        command = [*submit_command(request, file or self.file_name), *done.flags]
         notes = tuple(f"changed: {note}" for note in done.notes)
         return RenderedJob(text, command, request, notes=notes, flags=tuple(done.flags))
 
