@@ -70,20 +70,21 @@ def read_image(host: Host, env: Mapping[str, str]) -> Image:
     """Read image.json; LAUNCHER_FRAMEWORK replaces its framework and version (R10.3).
 
     Raises:
-        LaunchError: (2) if image.json is invalid, or LAUNCHER_FRAMEWORK is not name==version.
+        LaunchError: (2) if image.json is invalid, or LAUNCHER_FRAMEWORK is not one name==version.
     """
     image = _read_manifest(host)
     word = text(env, "LAUNCHER_FRAMEWORK")
     if word:
         name, _, version = word.partition("==")
-        name = name.strip().replace("-", "_").lower()
-        if name not in FRAMEWORKS:
+        name, version = name.strip().replace("-", "_").lower(), version.strip()
+        # A second name==version, as of torch_xla beside torch, would otherwise be part of an unknown version.
+        if name not in FRAMEWORKS or not all(one.isalnum() or one in ".+-_!" for one in version):
             raise config_error(
-                f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be name==version; names: {', '.join(FRAMEWORKS)}"
+                f"LAUNCHER_FRAMEWORK is {word[:60]!r}: it must be one name==version; names: {', '.join(FRAMEWORKS)}"
             )
-        if (name, version.strip()) != (image.framework, image.version):
+        if (name, version) != (image.framework, image.version):
             image.cuda = image.driver = image.gpus = ""  # those of the framework that is replaced
-        image.framework, image.version = name, version.strip()
+        image.framework, image.version = name, version
     return image
 
 

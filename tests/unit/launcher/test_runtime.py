@@ -109,6 +109,12 @@ def test_pci_ids_of_tpus(launch: Launch, machine: Machine, device: str, is_tpu: 
             id="tpu-node-with-torch_tpu",
         ),
         pytest.param({"LAUNCHER_FRAMEWORK": "mxnet==1.9"}, "LAUNCHER_FRAMEWORK is 'mxnet==1.9'", id="framework"),
+        *(
+            pytest.param(
+                {"LAUNCHER_FRAMEWORK": text}, f"LAUNCHER_FRAMEWORK is {text!r}: it must be one name==", id=text
+            )
+            for text in ("torch==2.9.1 torch_xla==2.0.0", "torch==2.9.1,torch_xla==2.0", "torch>=2", "torch===2.9")
+        ),
         pytest.param({"LAUNCHER_REHEARSE": "maybe"}, "LAUNCHER_REHEARSE is 'maybe': use 1 or 0", id="switch"),
         pytest.param({"LAUNCHER_TPU_ATTEMPTS": "0"}, "whole number from 1", id="attempts"),
         pytest.param({"LAUNCHER_TPU_INTERVAL": "nan"}, "number of seconds", id="interval"),
@@ -254,6 +260,7 @@ def test_tpu_config_without_devices_is_a_tpu_node(
     [
         ("torch_xla==2.9.0", "CPU"), ("torch_xla==1.13", "CPU"), ("torch_xla==1.12", None), ("torch==2.9.1", None),
         ("tensorflow==2.20.0", None), ("torch_tpu==0.2.0", None), ("", "CPU"),
+        (" Torch-XLA == 2.10.0.dev20251101+cpu ", "CPU"), ("torch_xla", "CPU"),
     ],
 )  # fmt: skip
 def test_pjrt_device_without_an_accelerator(launch: Launch, framework: str, pjrt: str | None) -> None:
