@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -171,7 +173,7 @@ def test_a_user_error_is_one_line(here: Box, words: tuple[str, ...], code: int, 
 @pytest.mark.big("xla", "jax")
 @pytest.mark.parametrize("words", [(), ("--kv-heads=2", "--no-tie-embeddings")], ids=["tied", "grouped"])
 def test_the_export_is_the_same_function_in_pytorch(
-    here: Box, built_image: Callable[[str], str], words: tuple[str, ...]
+    here: Box, built_image: Callable[[str], str], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """The trainer for PyTorch is compared with transformers; its model loads these weights by the same names."""
     gpt(here, *words, "--export-dir=/tmp/exported").learned()
@@ -193,19 +195,17 @@ print(json.dumps(numpy.asarray(model(numpy.arange(32)[None])).tolist()))
 """)
     assert asked.code == 0, asked.output
     with box(built_image("xla")) as there:
-        content = here.run("sh", "-c", "tar -C /tmp -c exported | base64 -w0").output
-        there.run(
-            "sh",
-            "-c",
-            "cat >/tmp/exported.b64 <<'EOF'\n" + content + "\nEOF\nbase64 -d /tmp/exported.b64 | tar -x -C /tmp",
-        )
+        for name in ("config.json", "model.safetensors"):
+            content = here.run("base64", f"/tmp/exported/{name}").output
+            (tmp_path / name).write_bytes(base64.b64decode(content))
+        there.put(tmp_path, "exported")
         answered = there.python("""
 import json, torch
 from safetensors.torch import load_file
 from trainers.torch.gpt import GPT, Config
-config = json.load(open("/tmp/exported/config.json"))
+config = json.load(open("/data/exported/config.json"))
 model = GPT(Config(**{name: config[name] for name in Config.__dataclass_fields__}))
-missing, unexpected = model.load_state_dict(load_file("/tmp/exported/model.safetensors"), strict=False)
+missing, unexpected = model.load_state_dict(load_file("/data/exported/model.safetensors"), strict=False)
 assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
 print(json.dumps(model.eval()(torch.arange(32)[None]).detach().tolist()))
 """)
