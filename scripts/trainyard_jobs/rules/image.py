@@ -153,7 +153,7 @@ def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
             at,
             f"{reference} is at a registry on this machine",
             "'trainyard job rehearse' runs it; a machine of the platform looks for the registry on itself",
-            "push it to a registry that the platform reaches: 'trainyard push --registry'",
+            "push it ('trainyard push') to a registry that the platform reaches",
         )
 
 
