@@ -27,7 +27,7 @@ VOCABULARY = 320  # 256 bytes and an end token, padded to a multiple of 64
 
 @dataclass(frozen=True)
 class Settings:
-    """One point of the grid."""
+    """Choose one point of the grid."""
 
     in_memory: bool = False  # the text, as one array on the device
     joined: bool = False  # queries, keys and values in one matrix, gate and up in one
@@ -59,7 +59,7 @@ def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary positions of ``x[batch, time, heads, head width]``."""
+    """Turn by rotary positions ``x[batch, time, heads, head width]``."""
     first, second = jnp.split(x, 2, axis=-1)
     return x * cos + jnp.concatenate((-second, first), axis=-1) * sin
 

@@ -1,4 +1,4 @@
-"""Tokens per second of the language model in JAX, against a loop in plain JAX; and the first step with a cache.
+"""Measure tokens per second of the language model in JAX, against a loop in plain JAX, and the first step with a cache.
 
 The same model, batch and precision (fp32). The tuned loop is the best point of a grid. Every run is a new process.
 """
@@ -57,7 +57,7 @@ def peer(folder: Path, settings: Any) -> float:
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:
-    """By turns; rates are the best of ``rounds``, ratios and seconds medians over them."""
+    """Measure by turns; rates are the best of ``rounds``, ratios and seconds medians over them."""
     from benchmarks.peers import jax_llama
 
     words = (f"--num-steps={_STEPS}", "--max-steps=2000", f"--log-steps={_WARM_UP}", "--eval-steps=2000")

@@ -1,4 +1,4 @@
-"""The JAX trainers in the jax image: on one device and eight, in two processes, with their checkpoints and exports."""
+"""Run the JAX trainers in the jax image: on one device and eight, in two processes; checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def whole(here: Box) -> dict[str, object]:
-    """The summary of an uninterrupted run."""
+    """Return the summary of an uninterrupted run."""
     return here.trainer("jax.mnist", *SHORT).learned()
 
 

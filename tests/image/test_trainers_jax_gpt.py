@@ -1,4 +1,4 @@
-"""The language model in JAX, in the jax image: several devices in all ways, exact resume, checkpoints, export."""
+"""Train the language model in JAX, in the jax image: several devices in all ways, exact resume, checkpoints, export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def whole(here: Box) -> Ended:
-    """An uninterrupted run on one device."""
+    """Return an uninterrupted run on one device."""
     ended = gpt(here, "--output-dir=/tmp/whole")
     ended.learned()
     return ended
@@ -42,13 +42,13 @@ def gpt(here: Box, *words: str) -> Ended:
 
 
 def losses(here: Box, folder: str) -> list[float]:
-    """The losses of all steps and tests in the report, with six decimals."""
+    """Return the losses of all steps and tests in the report, with six decimals."""
     report = json.loads(here.run("cat", f"{folder}/report.json").output)
     return [loss for _, loss in (*report["loss"], *report["val_loss"])]
 
 
 def one_line(ended: Ended) -> str:
-    """The line with which the trainer has reported an error."""
+    """Return the line with which the trainer has reported an error."""
     said = [line for line in ended.lines if line.startswith("gpt: ")]
     assert len(said) == 1 and "Traceback" not in ended.output, ended.output
     return said[0]

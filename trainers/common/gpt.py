@@ -1,4 +1,4 @@
-"""What the language models of all frameworks have in common: flags, sizes, and files that transformers loads."""
+"""Define what the language models of all frameworks share: flags, sizes, and files that transformers loads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse(framework: str, more: Iterable[Flag], words: list[str] | None = None) 
 
 @dataclass(frozen=True)
 class Config:
-    """A model of Llama's architecture, in the words of transformers' LlamaConfig."""
+    """Describe a model of Llama's architecture in the words of transformers' LlamaConfig."""
 
     vocab_size: int
     hidden_size: int

@@ -89,7 +89,7 @@ class TokenLog(Journal):
 
 
 class TokenRun:
-    """A run that trains on tokens: when it validates and saves, and how it ends.
+    """Decide when a run that trains on tokens validates and saves, and how it ends.
 
     ::
 

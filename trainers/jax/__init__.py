@@ -1,4 +1,4 @@
-"""JAX trainers: one file each. They run on CPU, GPU and TPU; ``_devices`` joins the processes and makes the mesh."""
+"""Train in JAX, on CPU, GPU and TPU: one file a trainer; ``_devices`` joins the processes and makes the mesh."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Orbax, to which each process writes its part, and which any number of devices loads."""
+"""Save and load checkpoints of Orbax: each process writes its part, and any number of devices loads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainers.jax._devices import Devices
 
 
 class Checkpoints:
-    """Checkpoints of Orbax, one folder ``step-<step>`` each.
+    """Keep checkpoints of Orbax, one folder ``step-<step>`` each.
 
     ``state`` in it is Orbax's, and ``run.json``, which is written last, describes the run: a folder without it is not
     complete. Arrays are loaded to where those of the current run are.
@@ -28,7 +28,7 @@ class Checkpoints:
     def __init__(
         self, args: argparse.Namespace, device: Devices, run: dict[str, Any], finite: Callable[[Any], jax.Array]
     ) -> None:
-        """``run`` describes the run; ``finite(state)`` returns whether the weights of a state are.
+        """Keep checkpoints of a ``run``, which it describes; ``finite(state)`` returns whether all weights are.
 
         Raises :class:`UserError` for a folder that Orbax cannot write without further packages.
         """

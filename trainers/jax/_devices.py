@@ -1,4 +1,4 @@
-"""Devices and processes of the JAX trainers: one process per host, and a mesh over the devices of all of them.
+"""Join the processes of a JAX trainer, one per host, and make a mesh of the devices of all of them.
 
 Arrays are replicated on the mesh or sharded along its axis ``data``. What :func:`jax.jit` compiles for them sums over
 the devices where that is needed.
@@ -82,7 +82,7 @@ def compiled_folder(kind: str, checkpoints: str) -> str:
 
 
 class Devices:
-    """The devices of a run, as a mesh with the axes ``data`` and ``tensor``.
+    """Hold the devices of a run, as a mesh with the axes ``data`` and ``tensor``.
 
     Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """

@@ -1,4 +1,4 @@
-"""Exporting trained JAX models: the weights, and a StableHLO program for serving that includes the preprocessing."""
+"""Export trained JAX models: the weights, and a StableHLO program for serving that includes the preprocessing."""
 
 from __future__ import annotations
 

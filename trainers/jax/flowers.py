@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""Flowers (or any small set of labelled images) in JAX, from scratch or from pretrained weights.
+"""Train on flowers (or any small set of labelled images) in JAX, from scratch or from pretrained weights.
 
     python -m trainers.jax.flowers --datadir flower_photos --epochs 30
     python -m trainers.jax.flowers --datadir flower_photos --model resnet50 --weights resnet50.safetensors --epochs 15
@@ -53,7 +53,7 @@ def norm(width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.BatchNorm:
 
 
 class Unit(nnx.Module):
-    """Convolution, batch norm, ReLU."""
+    """Apply a convolution, batch norm and ReLU."""
 
     def __init__(self, into: int, out: int, dtype: jnp.dtype, rngs: nnx.Rngs, stride: int = 1) -> None:
         self.conv, self.bn = conv(into, out, 3, dtype, rngs, stride), norm(out, dtype, rngs)
@@ -63,7 +63,7 @@ class Unit(nnx.Module):
 
 
 class Small(nnx.Module):
-    """A network for a few thousand images: each stage halves the picture, doubles the width and adds a residual."""
+    """Classify a few thousand images: each stage halves the picture, doubles the width and adds a residual."""
 
     def __init__(self, classes: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.stem = Unit(3, 32, dtype, rngs, 2)
@@ -82,7 +82,7 @@ class Small(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Attention and MLP of a vision transformer, each with its normalization before it, and 10 % dropout."""
+    """Apply attention and MLP of a vision transformer, each with its normalization before it, and 10 % dropout."""
 
     def __init__(self, width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.norm1, self.norm2 = (nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -97,7 +97,7 @@ class Encoder(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """A vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
+    """Classify with a vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
 
     def __init__(self, classes: int, side: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         if side % 8:
@@ -117,7 +117,7 @@ class ViT(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Residual block of a ResNet: two 3x3 convolutions, or (``bottleneck``) 1x1, 3x3 and 1x1.
+    """Apply a residual block of a ResNet: two 3x3 convolutions, or (``bottleneck``) 1x1, 3x3 and 1x1.
 
     Its parts have torchvision's names, as those of :class:`ResNet` do.
     """
@@ -149,7 +149,7 @@ BLOCKS = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "resnet50": (3, 4,
 
 
 class ResNet(nnx.Module):
-    """torchvision's resnet18, resnet34 or resnet50: https://arxiv.org/abs/1512.03385, with the stride in conv2."""
+    """Classify as torchvision's ResNets do: https://arxiv.org/abs/1512.03385, with the stride in conv2."""
 
     def __init__(self, name: str, classes: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.conv1, self.bn1 = conv(3, 64, 7, dtype, rngs, 2), norm(64, dtype, rngs)

@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""A language model in JAX: Llama's architecture in Flax NNX, trained on text from the first token on.
+"""Train a language model of Llama's architecture in JAX and Flax NNX, on text, from the first token on.
 
     python -m trainers.jax.gpt --datadir FOLDER                  # a small model of bytes, on a CPU or one accelerator
     launch gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m                     # on each host of a slice
@@ -52,14 +52,14 @@ from trainers.jax._devices import Devices
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary positions: turn the pairs (i, i + half) of ``x[batch, time, heads, head_dim]`` by angles that grow with
-    time."""
+    """Turn the pairs (i, i + half) of ``x[batch, time, heads, head_dim]`` by angles that grow with
+    time: rotary positions."""
     first, second = jnp.split(x, 2, axis=-1)
     return (x * cos + jnp.concatenate((-second, first), axis=-1) * sin).astype(x.dtype)
 
 
 class Attention(nnx.Module):
-    """Causal attention; heads of queries share those of keys and values if there are fewer of them."""
+    """Attend to earlier tokens; heads of queries share those of keys and values if there are fewer of them."""
 
     def __init__(self, config: Config, linear: Any, residual: Any) -> None:
         self.head_dim = config.head_dim
@@ -75,7 +75,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SwiGLU: https://arxiv.org/abs/2002.05202."""
+    """Apply SwiGLU: https://arxiv.org/abs/2002.05202."""
 
     def __init__(self, config: Config, linear: Any, residual: Any) -> None:
         self.gate_proj = linear(config.hidden_size, config.intermediate_size)
@@ -87,7 +87,7 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each with its normalization before it, added to the residual stream."""
+    """Add attention and MLP, each with its normalization before it, to the residual stream."""
 
     def __init__(self, config: Config, norm: Any, linear: Any, residual: Any) -> None:
         self.input_layernorm, self.post_attention_layernorm = norm(), norm()
@@ -100,7 +100,7 @@ class Layer(nnx.Module):
 
 
 class GPT(nnx.Module):
-    """Llama: its parts have the names of transformers' LlamaForCausalLM."""
+    """Predict tokens as Llama does: its parts have the names of transformers' LlamaForCausalLM."""
 
     def __init__(self, config: Config, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         def matrix(std: float) -> Any:
@@ -221,7 +221,7 @@ def initial_state(config: Config, args: argparse.Namespace, device: Devices) -> 
 
 
 class Batches:
-    """Windows of the text on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
+    """Cut windows of the text, on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
 
     def __init__(self, text: text_data.Text, args: argparse.Namespace, block_size: int, device: Devices) -> None:
         self.text, self.args, self.block_size, self.device = text, args, block_size, device
@@ -257,7 +257,7 @@ class Batches:
 
 
 class Trainer:
-    """The compiled functions of a run: a step, a validation, and the logits of a sample."""
+    """Hold the compiled functions of a run: a step, a validation, and the logits of a sample."""
 
     def __init__(self, definition: Any, state: Any, device: Devices) -> None:
         self.definition = definition

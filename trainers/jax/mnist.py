@@ -1,5 +1,5 @@
 # ruff: noqa: E402
-"""MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
+"""Train on MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
 
     python -m trainers.jax.mnist --datadir FOLDER --epochs 5
     python -m trainers.jax.mnist --datadir FOLDER --epochs 30 --model vit --optimizer adamw --clip-norm 1
@@ -38,7 +38,7 @@ MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
 
 
 class CNN(nnx.Module):
-    """Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers.
+    """Classify with two 5x5 convolutions, pooled before the ReLU (a quarter of the work), and two linear layers.
 
     Its calls return logits ``[n, 10]`` of images ``[n, 28, 28, 1]``, as those of the other models do.
     """
@@ -56,7 +56,7 @@ class CNN(nnx.Module):
 
 
 class Small(nnx.Module):
-    """Two 5x5 convolutions, each pooled and batch-normalized before its ReLU, and a linear layer."""
+    """Classify with two 5x5 convolutions, each pooled and batch-normalized before its ReLU, and a linear layer."""
 
     def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.conv1 = nnx.Conv(1, 16, (5, 5), padding="VALID", use_bias=False, dtype=dtype, rngs=rngs)
@@ -72,7 +72,7 @@ class Small(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and MLP of a vision transformer, each with its normalization before it."""
+    """Apply attention and MLP of a vision transformer, each with its normalization before it."""
 
     def __init__(self, width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.norm1, self.norm2 = (nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2))
@@ -87,7 +87,7 @@ class Block(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """A vision transformer of 16 patches, four layers and 10 % dropout."""
+    """Classify with a vision transformer of 16 patches, four layers and 10 % dropout."""
 
     def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.patches = nnx.Conv(1, 64, (7, 7), strides=(7, 7), padding="VALID", dtype=dtype, rngs=rngs)
