@@ -73,7 +73,7 @@ def _reason(error: tf.errors.OpError) -> str:
 
 
 class Cluster:
-    """A strategy and this process's rank: the device of a :class:`trainers.common.run.Run`.
+    """Hold a strategy and this process's rank: the device of a :class:`trainers.common.run.Run`.
 
     Implements :class:`trainers.common.log.Devices` and :class:`trainers.common.order.Peers`.
     """
@@ -160,7 +160,7 @@ class Cluster:
         return self._place(lambda replica: parts[replica % len(parts)])
 
     def split_epoch(self, rows: np.ndarray, global_batch: int) -> Any:
-        """Each replica's part of the batches ``[steps, batch, columns]`` that ``rows`` fill."""
+        """Return each replica's part of the batches ``[steps, batch, columns]`` that ``rows`` fill."""
         steps = len(rows) // global_batch
         return self.split(rows[: steps * global_batch].reshape(steps, global_batch, -1), axis=1)
 
@@ -221,7 +221,7 @@ class Cluster:
         return call
 
     def run(self, step: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
-        """``step(*inputs)`` on each replica with its part of the inputs, compiled with ``--jit-compile``."""
+        """Return ``step(*inputs)`` on each replica with its part of the inputs, compiled with ``--jit-compile``."""
         return self.strategy.run(tf.function(step, jit_compile=True) if self.jit else step, inputs)
 
     def tester(self, step: Callable[..., tf.Tensor], batches: Callable[[], Iterable[tuple[Any, ...]]]) -> Test:
@@ -255,7 +255,7 @@ class Cluster:
         return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
     def add_decay(self, gradients: Sequence[tf.Tensor], variables: Sequence[Any], decay: float) -> list[tf.Tensor]:
-        """``gradients`` plus weight ``decay`` on kernels and matrices, none on biases and normalizations.
+        """Return ``gradients`` plus weight ``decay`` on kernels and matrices, none on biases and normalizations.
 
         As in ``torch.optim.SGD``; a replica adds its part of it, because the optimizer sums gradients over replicas.
         """
@@ -351,7 +351,7 @@ class Cluster:
     # --- trainers.common.run.Run --------------------------------------------------------------------------
 
     def state(self, parts: dict[str, Any]) -> State:
-        """The variables of ``parts`` as arrays, by number and name, models first; ``weights`` is the number of theirs.
+        """Return the variables of ``parts`` as arrays, by number and name, models first; ``weights`` is their number.
 
         All processes call this: variables that differ by replica are averaged.
         """
@@ -419,7 +419,7 @@ class Cluster:
         return tf.profiler.experimental.stop  # type: ignore[no-any-return]
 
     def mean(self, loss: Any) -> float:
-        """``loss``, a sum over all replicas and so the same in all processes; waits for the device."""
+        """Return ``loss``, a sum over all replicas and so the same in all processes; waits for the device."""
         return float(loss)
 
     def seed_step(self, step: int) -> None:
@@ -449,7 +449,7 @@ class Loop:
     SECONDS = 1.0
 
     def __init__(self, args: argparse.Namespace, cluster: Cluster, train_step: Callable[..., tf.Tensor]) -> None:
-        """``train_step(*data, number)`` trains one replica on its part of a batch, and returns its part of the loss."""
+        """Take ``train_step(*data, number)``: it trains a replica on its part of a batch, and returns its loss."""
         self._args, self._cluster = args, cluster
         self._most = 1  # the first call traces, too
         self._loss = 0.0  # of the last step, or the first that was not finite; the same on all workers
@@ -492,7 +492,7 @@ def optimizer_of(args: argparse.Namespace, variables: Sequence[Any]) -> keras.op
 
 
 def _named(parts: dict[str, Any]) -> dict[str, Any]:
-    """The variables of ``parts``, by number and name, models first."""
+    """Return the variables of ``parts``, by number and name, models first."""
     ordered = sorted(parts.values(), key=lambda part: not isinstance(part, keras.Model))
     variables = [variable for part in ordered for variable in part.variables]
     return {f"{number:04d} {variable.path}": variable for number, variable in enumerate(variables)}

@@ -125,7 +125,7 @@ def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2)
 def test_step(
     model: keras.Model, images: tf.Tensor, batches: tf.Tensor, boxes: tf.Tensor, number: tf.Tensor
 ) -> tf.Tensor:
-    """On one replica: correct answers and the sum of losses; rows with label -1 are padding and do not count."""
+    """Return a replica's correct answers and sum of losses; rows with label -1 are padding and do not count."""
     rows, side = batches[number], model.inputs[0].shape[1]
     labels = rows[:, 1]
     logits = model(gather_crops(images, rows[:, 0], boxes[number], side), training=False)

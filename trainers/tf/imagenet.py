@@ -62,7 +62,7 @@ def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
 def losses_of(
     model: keras.Model, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, args: argparse.Namespace
 ) -> tf.Tensor:
-    """The loss of each image; where ``mask`` is below 1, it is blended with the next image."""
+    """Return the loss of each image; where ``mask`` is below 1, it is blended with the next image."""
     images, classes = tf.cast(pixels, tf.float32), args.num_classes
     targets = tf.one_hot(labels, classes) * (1 - args.label_smoothing) + args.label_smoothing / classes
     if args.mixup or args.cutmix:
@@ -89,7 +89,7 @@ def average_decay(step: int, most: float) -> float:
 
 
 def test_step(model: keras.Model, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """On one replica: correct first answers, sum of losses, correct among the best five; label -1 is padding."""
+    """Return a replica's correct first answers, sum of losses, correct among the best five; -1 is padding."""
     logits = model(tf.cast(pixels, tf.float32), training=False)
     hits = tf.cast(tf.math.top_k(logits, min(5, logits.shape[1])).indices == labels[:, None], tf.float32)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)

@@ -34,7 +34,7 @@ def redirected_stdout() -> str | None:
 
 
 def header(request: Request, command: list[str], file: str) -> str:
-    """The comment at the top of a job file: its name, its image, and the commands that check and submit it."""
+    """Return the comment at the top of a job file: its name, its image, and the commands that check and submit it."""
     contents = f"; {request.spec.framework.name} {request.spec.version}" if request.spec else ""
     return yaml_writer.comment(
         [

@@ -60,7 +60,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished rehearsal: its report, the folder and the files with it, and what failed; empty if nothing did."""
+    """Describe a finished rehearsal: report, folder and files, and what failed; empty if nothing did."""
 
     report: dict[str, Any]
     folder: Path
