@@ -668,8 +668,8 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     reference = f"{place.name}@{image.digest}"
     job = tmp_path / "job.yaml"
     job.write_text(
-        "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
-        f"  containerSpec: {{imageUri: {reference}}}\n"
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec:\n  template:\n    spec:\n"
+        f"      restartPolicy: Never\n      containers: [{{name: train, image: {reference}}}]\n"
     )
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
     assert trainyard("check-job", str(job))[0] == 0, "signatures are not demanded by default"

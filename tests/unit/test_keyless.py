@@ -519,8 +519,8 @@ def test_check_job_takes_an_image_that_the_identity_signed(
     reference = f"{place.name}@{image.digest}"
     job = tmp_path / "job.yaml"
     job.write_text(
-        "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
-        f"  containerSpec: {{imageUri: {reference}}}\n"
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec:\n  template:\n    spec:\n"
+        f"      restartPolicy: Never\n      containers: [{{name: train, image: {reference}}}]\n"
     )
     demanded = {"REQUIRE_SIGNED": "1", **TRUSTED}
     status, out, _ = trainyard("check-job", "--json", str(job), **demanded)

@@ -163,8 +163,8 @@ def commands(registry: Registry, place: Repository, tmp_path: Path) -> dict[str,
     claims.attach(place, image, None, [sbom])
     claims.attach(place, image, signer, [sbom, *(one for one in CLAIMS if one.kind != "sbom")])
     job.write_text(
-        "workerPoolSpecs:\n- machineSpec: {machineType: n1-standard-4}\n  replicaCount: 1\n"
-        f"  containerSpec: {{imageUri: {place.name}@{image.digest}}}\n"
+        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec:\n  template:\n    spec:\n"
+        f"      restartPolicy: Never\n      containers: [{{name: train, image: {place.name}@{image.digest}}}]\n"
     )
     at = ["--registry", address]
     return {
