@@ -257,6 +257,13 @@ def test_a_user_error_is_one_line(here: Box, words: list[str], code: int, messag
     assert len(ended.lines) == 1, ended.output
 
 
+def test_a_number_of_a_process_that_is_none_is_one_line(here: Box) -> None:
+    rubbish = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:29666", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "x"}
+    ended = here.trainer("jax.mnist", "--fake-data", **rubbish)
+    assert ended.code == 1 and len(ended.lines) == 1, ended.output
+    assert "mnist: process x: this process cannot join the others at 127.0.0.1:29666" in ended.output
+
+
 def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
     """The folder holds 1.5 MB: one checkpoint of this network, but not two."""
     run = (*SHORT, "--checkpoint-dir=/full", "--checkpoint-steps=1")

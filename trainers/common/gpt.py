@@ -27,7 +27,7 @@ FLAGS = (
     Flag("kv-heads", integer(0), 0, "heads of keys and values, which divide --heads; 0: the model's, or --heads"),
     Flag("block-size", integer(0), 0, "tokens that the model sees at once; 0: the model's"),
     Flag("tie-embeddings", None, True, "use the embedding of tokens as the last layer, too"),
-    Flag("batch-size", integer(0), 0, "windows per process that fit into memory at a time; 0: the model's"),
+    Flag("batch-size", integer(0), 0, "windows per process (JAX: per device) at a time; 0: the model's"),
     Flag("accumulate", integer(1), 1, "such batches per step: the global batch is their windows of all processes"),
     Flag("max-steps", integer(1), 2000, "steps of the schedule"),
     Flag("num-steps", integer(0), 0, "stop and save after this many steps in total; 0: after --max-steps"),

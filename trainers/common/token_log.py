@@ -93,7 +93,7 @@ class TokenRun:
 
     ::
 
-        run = TokenRun(log, args, device, resumed)
+        run = TokenRun(log, args, device, resumed, about)
         for step in run.steps(validate, tokens, save):
             loss, norm = train_step(step)
             run.end_step(loss, rate, lambda: float(norm))
@@ -117,6 +117,7 @@ class TokenRun:
         self.stop = exits.Stop(device.maximum if device.processes > 1 else None, args.checkpoint_minutes)
         self.stop.install()
         self.status, self.code = "completed", 0
+        self._last = min(args.num_steps or args.max_steps, args.max_steps)  # the number of steps to train
         self._losses: Any = 0.0  # their sum since they were read last shows any that is not finite
 
     @property
@@ -135,9 +136,8 @@ class TokenRun:
         """
         args, log = self.args, self.log
         self._save_to = save
-        last = min(args.num_steps or args.max_steps, args.max_steps)
         while True:
-            done = self.step >= last or args.eval_only
+            done = self.step >= self._last or args.eval_only
             if self.step % args.eval_steps == 0 < self.step or self.step == args.max_steps or args.eval_only:
                 with log.paused():
                     self.stop.restart()
@@ -172,7 +172,7 @@ class TokenRun:
             self._losses = 0.0 * loss
             log.train(self.device.mean(loss), learning_rate, norm())
         self.code = self.stop.poll()  # of SIGTERM, agreed by all processes
-        due = self.stop.save_due or self.step == min(args.num_steps or args.max_steps, args.max_steps)
+        due = self.stop.save_due or self.step == self._last
         if self.code or due or self.step % (args.checkpoint_steps or args.eval_steps) == 0:
             self._save()
 

@@ -42,7 +42,7 @@ def _run(train: Callable[[argparse.Namespace], int], args: argparse.Namespace) -
     try:
         return train(args)
     except UserError as error:
-        if not (rank := int(os.environ.get("JAX_PROCESS_ID") or 0)):
+        if (rank := os.environ.get("JAX_PROCESS_ID") or "0") == "0":
             raise
         raise UserError(f"process {rank}: {error}", error.code) from None
     except (jax.errors.JaxRuntimeError, ValueError) as error:

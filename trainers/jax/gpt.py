@@ -17,14 +17,13 @@ import argparse
 from trainers.common import exits, gpt, text_data
 from trainers.common.flags import Flag, integer, one_of
 from trainers.common.gpt import Config
+from trainers.jax import FLAGS as DEVICE_FLAGS
 
 FLAGS = (
     Flag("parallel", one_of("data", "fsdp"), "data", "on several devices: each has the model, or a part of its weights"
          " and of the optimizer's moments (fully sharded data parallel)"),
     Flag("tensor", integer(1), 1, "devices that share each matrix (tensor parallel); the others share the batch"),
-    Flag("device", one_of("auto", "cpu", "gpu", "tpu"), "auto", "auto: a TPU or GPU if JAX finds one, else the CPU"),
-    Flag("num-cores", integer(0), 0, "devices of each host to use; 0: all (with --device cpu, a CPU is split into any"
-         " number)"),
+    *DEVICE_FLAGS,
 )  # fmt: skip
 
 if __name__ == "__main__":  # before jax is imported, so that --help and usage errors are immediate
