@@ -155,6 +155,8 @@ def main() -> None:
     for name in args.sections or sections.names():
         if args.device not in sections.load(name).DEVICES:
             print(f"{name}: is not measured on {args.device}", file=sys.stderr)
+        elif not (args.inside or args.image or sections.load(name).TARGET):
+            print(f"{name}: no image has what it needs: see its module, and use --inside", file=sys.stderr)
         elif not args.inside:
             found.append(outside(name, args.image, args.device, args.rounds, compiler=args.compiler))
         else:

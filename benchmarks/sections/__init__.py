@@ -2,7 +2,7 @@
 
 A section module has::
 
-    TARGET = "xla"                                    # the image it is measured in
+    TARGET = "xla"                                    # the image it is measured in; empty: --inside alone
     DEVICES = ("cpu", "cuda")                         # what it can be measured on
 
     def prepare(folder: Path) -> None                 # outside the image: writes the data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import hashlib
 import os
 import secrets
@@ -71,6 +72,23 @@ def test_the_layers_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch
     assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
     layer_contents.keep(state_folder(), OTHER, {"a": FILE})
     assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
+
+
+def test_the_files_of_a_layer_are_searched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder, state = tmp_path / "layer", tmp_path / "kept"
+    (folder / "opt").mkdir(parents=True)
+    (folder / "opt" / ".netrc").write_text("machine localhost password x\n")
+    (folder / "opt" / "link").symlink_to(".netrc")
+    first = layers.walk_once(folder, LOWER, state)
+    assert [suspect.path for suspect in first.suspects] == ["opt/.netrc"] and "opt/link" in first.files
+    (folder / "opt" / ".netrc").unlink()
+    assert layers.walk_once(folder, LOWER, state) == first
+    assert not layers.walk_once(folder, UPPER, state).suspects
+    monkeypatch.setattr(layers, "_searched", lambda: "other rules")
+    assert not layers.walk_once(folder, LOWER, state).suspects
+    for path in (state / "layers").iterdir():
+        path.write_bytes(gzip.compress(b'{"files": 1}'))
+    assert "opt/link" in layers.walk_once(folder, LOWER, state).files, "a damaged record counts as none"
 
 
 def image(built: Mapping[str, Contents], found: Mapping[str, Contents]) -> Evidence:

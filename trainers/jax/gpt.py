@@ -61,14 +61,18 @@ class Attention(nnx.Module):
     """Attend to earlier tokens; heads of queries share those of keys and values if there are fewer of them."""
 
     def __init__(self, config: Config, linear: Any, residual: Any) -> None:
-        self.head_dim = config.head_dim
+        self.head_dim, self.kv_heads = config.head_dim, config.num_key_value_heads
         width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
         self.q_proj, self.k_proj = linear(width, width), linear(width, kv_width)
         self.v_proj, self.o_proj = linear(width, kv_width), residual(width, width)
 
     def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         B, T, C = x.shape  # noqa: N806 - batch, time, channels
-        q, k, v = (proj(x).reshape(B, T, -1, self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        # One product is faster than three. Joined by head of keys, the matrices stay spread as tensor parallelism does.
+        kernels = [proj.kernel[...].reshape(C, self.kv_heads, -1) for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        qkv = jnp.einsum("btc,chd->bthd", x, jnp.concatenate(kernels, axis=-1).astype(x.dtype))
+        q, k, v = (part.reshape(B, T, -1, self.head_dim)
+                   for part in jnp.split(qkv, [-2 * self.head_dim, -self.head_dim], axis=-1))  # fmt: skip
         y = jax.nn.dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         return self.o_proj(y.reshape(B, T, C))
 
@@ -82,7 +86,9 @@ class MLP(nnx.Module):
         self.down_proj = residual(config.intermediate_size, config.hidden_size)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
+        kernels = jnp.stack([self.gate_proj.kernel[...], self.up_proj.kernel[...]], axis=1)
+        both = jnp.einsum("btc,cni->btni", x, kernels.astype(x.dtype))  # one product is faster than two
+        return self.down_proj(nnx.silu(both[:, :, 0]) * both[:, :, 1])
 
 
 class Layer(nnx.Module):

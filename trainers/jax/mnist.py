@@ -37,6 +37,15 @@ from trainers.jax._devices import Devices
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
 
 
+def max_pool(x: jax.Array) -> jax.Array:
+    """Return the maxima of the 2x2 squares of ``x[n, height, width, channels]``.
+
+    XLA's CPU backend takes a sixth of the time for the gradient of this, compared with that of ``nnx.max_pool``.
+    """
+    n, height, width, channels = x.shape
+    return x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+
+
 class CNN(nnx.Module):
     """Classify with two 5x5 convolutions, pooled before the ReLU (a quarter of the work), and two linear layers.
 
@@ -51,7 +60,7 @@ class CNN(nnx.Module):
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         for conv in (self.conv1, self.conv2):
-            x = nnx.relu(nnx.max_pool(conv(x), (2, 2), (2, 2)))
+            x = nnx.relu(max_pool(conv(x)))
         return self.head(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
 
 
@@ -67,7 +76,7 @@ class Small(nnx.Module):
 
     def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
         for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2)):
-            x = nnx.relu(norm(nnx.max_pool(conv(x), (2, 2), (2, 2))))
+            x = nnx.relu(norm(max_pool(conv(x))))
         return self.head(x.reshape(x.shape[0], -1))
 
 

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -31,8 +32,8 @@ from trainyard.spec.state import file_lock
 
 Kind = Literal["file", "link", "folder", "device", "whiteout"]
 
-#: Layers whose contents are kept, the last used ones: up to 2 MB each.
-KEPT = 300
+#: Documents about layers that are kept, the last used ones, two of each layer: up to 2 MB each.
+KEPT = 600
 
 #: The extended attribute with the capabilities of a program, which it has whoever starts it (capabilities(7)).
 _CAPABILITY = "security.capability"
@@ -189,32 +190,50 @@ def _capability(path: str) -> str:
         return ""
 
 
-def _file(state: Path, diff_id: str) -> Path:
-    return state / "layers" / f"{diff_id.removeprefix('sha256:')}.json.gz"
+def _file(state: Path, name: str) -> Path:
+    return state / "layers" / f"{name.removeprefix('sha256:')}.json.gz"
 
 
-def keep(state: Path, diff_id: str, contents: Contents) -> None:
-    """Keep the contents of a layer, and drop those of the layers that were used longest ago."""
-    path = _file(state, diff_id)
-    document = {name: astuple(item) for name, item in contents.items()}
+def keep_document(state: Path, name: str, document: bytes) -> None:
+    """Keep a JSON document about a layer, and drop the documents that were used longest ago.
+
+    Args:
+        name: diff id of the layer, with a suffix if the document is not that of :func:`keep`.
+    """
+    path = _file(state, name)
     with file_lock(state, "layers"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
-        temporary.write_bytes(gzip.compress(json.dumps(document).encode(), compresslevel=1, mtime=0))
+        temporary.write_bytes(gzip.compress(document, compresslevel=1, mtime=0))
         temporary.replace(path)
         for old in sorted(path.parent.glob("*.json.gz"), key=lambda kept: kept.stat().st_mtime)[:-KEPT]:
             old.unlink()
 
 
-def recall(state: Path, diff_id: str) -> Contents | None:
-    """Return the contents of a layer that were kept; None if there are none."""
-    path = _file(state, diff_id)
+def recall_document(state: Path, name: str) -> bytes | None:
+    """Return a document of :func:`keep_document`; None if it is not kept, or damaged."""
+    path = _file(state, name)
     try:
-        document = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError):
+        document = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
+    return document
+
+
+def keep(state: Path, diff_id: str, contents: Contents) -> None:
+    """Keep the contents of a layer."""
+    document = {name: astuple(item) for name, item in contents.items()}
+    keep_document(state, diff_id, json.dumps(document).encode())
+
+
+def recall(state: Path, diff_id: str) -> Contents | None:
+    """Return the contents of a layer that were kept; None if there are none."""
+    try:
+        document = json.loads(recall_document(state, diff_id) or b"")
+    except ValueError:
+        return None
     return {name: Item(*values) for name, values in document.items()}
 
 

@@ -7,6 +7,7 @@ Layers are read where the engine has unpacked them (:mod:`trainyard.oci.layer_co
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -26,6 +27,7 @@ from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
+from pydantic import TypeAdapter, ValidationError
 
 from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
@@ -104,6 +106,9 @@ class LayerFiles:
     def size(self) -> int:
         """Return bytes of all files."""
         return sum(file.size for file in self.files.values())
+
+
+_LAYER_FILES = TypeAdapter(LayerFiles)
 
 
 @dataclass(frozen=True)
@@ -285,11 +290,37 @@ def without_base(stored: Stored) -> Stored:
     return dataclasses.replace(stored, layers=[*stored.layers[:1], *added])
 
 
-def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lambda _: False) -> Stored:
+@functools.cache
+def _searched() -> str:
+    """Return a digest of what files are searched for: with another one, what an earlier search found is not used."""
+    sources = (Path(__file__), Path(secret_scan.__file__), secret_scan.TOKENS)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+
+def walk_once(folder: Path, diff_id: str, state: Path) -> LayerFiles:
+    """Return :func:`walk` of a layer, from an earlier image with that layer if there was one."""
+    name = f"{diff_id}.{_searched()}"
+    if document := layer_contents.recall_document(state, name):
+        with contextlib.suppress(ValidationError):
+            return _LAYER_FILES.validate_json(document)
+    found = walk(folder)
+    layer_contents.keep_document(state, name, _LAYER_FILES.dump_json(found))
+    return found
+
+
+def read(
+    reference: str,
+    dockerfile: str,
+    *,
+    hashed: Callable[[str], bool] = lambda _: False,
+    state: Path | None = None,
+) -> Stored:
     """Return the layers of a local image.
 
     Args:
         dockerfile: text of the rendered Dockerfile, whose stages name the layers.
+        state: the state folder, where the files of a layer are kept by its digest, so that the layers that an image
+            shares with an earlier one are not read again; None to read all.
         hashed: whether the entries of a layer are wanted, by its diff id; they are read only where the engine has
             unpacked the layer.
     Raises:
@@ -301,7 +332,10 @@ def read(reference: str, dockerfile: str, *, hashed: Callable[[str], bool] = lam
     with layer_contents.folders(reference, len(diff_ids)) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), dockerfile)
-        contents = [walk(folder) for folder in folders]
+        contents = [
+            walk_once(folder, diff_id, state) if state else walk(folder)
+            for folder, diff_id in zip(folders, diff_ids, strict=True)
+        ]
         parts = image_store.read(reference, lambda stream: None)
         entries = {name: layer_contents.read(at) for name, at in zip(diff_ids, folders, strict=True) if hashed(name)}
     stored = assemble(parts.holding(contents), dockerfile)

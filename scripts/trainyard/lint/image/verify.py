@@ -74,7 +74,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         seen = background.submit(probe_runner.probe, reference)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
-        stored = layers.read(reference, dockerfile, hashed=unknown)
+        stored = layers.read(reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None)
         try:
             inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
