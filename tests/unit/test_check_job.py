@@ -445,6 +445,15 @@ V6E = {P: [POOL | {"machineSpec": {"machineType": "ct6e-standard-4t", "tpuTopolo
     [
         ({P: [V5E]}, {"tensorflow_cpu": "2.21.0"}, "images_support_accelerator",
          "a TPU job with an image for CPUs"),
+        ({P: [V5E]}, {"tensorflow_cpu": "2.21.0"}, "images_support_accelerator", "use the target tf-tpu"),
+        ({P: [V5E]}, {"torch": "2.15.0+cu128"}, "images_support_accelerator", "use the target xla"),
+        ({P: [POOL | {"machineSpec": T4}]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1"}, "images_support_accelerator",
+         "use the target jax-gpu"),
+        ({P: [POOL | {"machineSpec": T4}]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "jax_cuda13_plugin": "0.12.0.1"},
+         "images_support_accelerator", ""),
+        ({P: [V5E]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "jax_cuda13_plugin": "0.12.0.1"},
+         "images_support_accelerator", "image for GPUs: jax 0.12.0.1"),
+        ({P: [POOL | {"machineSpec": T4}]}, {"jax": "0.12.0.1"}, "images_support_accelerator", ""),
         ({P: [V5E]}, {"torch": "2.15.0+cu128"}, "images_support_accelerator", "image for GPUs: torch 2.15.0+cu128"),
         ({P: [POOL | {"machineSpec": T4}]}, {"torch": "2.15.0+cpu"}, "images_support_accelerator", "a GPU job"),
         ({P: [POOL | {"machineSpec": T4}]}, {"torch_xla": "2.9.0"}, "images_support_accelerator", "image for TPUs"),
@@ -459,7 +468,7 @@ V6E = {P: [POOL | {"machineSpec": {"machineType": "ct6e-standard-4t", "tpuTopolo
 )  # fmt: skip
 def test_the_image_supports_the_accelerator(job: Any, held: dict[str, str], rule: str, said: str) -> None:
     some = [one for one in found(job, **holding(**held)) if one.rule == rule]
-    assert said in " ".join(one.what for one in some)
+    assert said in " ".join(f"{one.what}; {one.remediation}" for one in some)
     assert bool(some) == bool(said)
 
 

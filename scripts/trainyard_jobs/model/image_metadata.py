@@ -90,6 +90,12 @@ class Contents:
         if torch:
             # Without a local version, the index decides: PyTorch's CPU wheels have a separate one.
             return "cpu" if self.index == "pytorch-cpu" else "gpu" if "+cu" in torch or self.index == "default" else ""
+        if "jax" in self.versions:
+            plugins = [name for name in self.versions if name.startswith("jax-")]
+            if any(name.startswith("jax-cuda") for name in plugins):
+                return "gpu"
+            # jaxlib itself computes on CPUs; other plugins, as of ROCm, are for what is not judged here.
+            return "cpu" if "jaxlib" in self.versions and not plugins else ""
         return "gpu" if "nvidia-cudnn-cu12" in self.versions else ""
 
 

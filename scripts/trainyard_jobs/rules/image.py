@@ -295,8 +295,16 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
-            f"use a target for it ({'xla' if device == 'tpu' else 'gpu or tf-gpu'}; see 'trainyard list')",
+            f"use the target {_target(contents.framework, device)}; see 'trainyard list'",
         )
+
+
+def _target(framework: str, device: str) -> str:
+    """Return the target with a framework, such as ``jax 0.12.0``, for a device, ``gpu`` or ``tpu``."""
+    for prefix, family in (("tensorflow", "tf"), ("jax", "jax")):
+        if framework.startswith(prefix):
+            return f"{family}-{device}"
+    return "gpu" if device == "gpu" else "xla"
 
 
 @rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")
