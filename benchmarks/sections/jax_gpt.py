@@ -85,7 +85,7 @@ def measure(data: Path, device: str, rounds: int) -> Result:
     rows = [
         Row(what, best["ours"], best["usual"], "tokens/s", ratio["usual"], TIMES_TUNED, "plain JAX"),
         Row(what, best["ours"], best["tuned"], "tokens/s", ratio["tuned"], TIMES_TUNED,
-            f"plain JAX, tuned ({', '.join(made) or 'nothing'})"),
+            f"tuned: plain JAX, {', '.join(made) or 'as it is'}"),
         Row("start to the end of step 1, compilation cache", again, first, "s", first / again, 0.0, "without a cache"),
     ]  # fmt: skip
     detail = {

@@ -1,12 +1,14 @@
-r"""Measure seconds of training until the network of ``mnist`` knows 97 % of the digits: in JAX against in PyTorch, fp32.
+r"""Measure seconds of training until the network of ``mnist`` knows 97 % of the digits: in JAX against PyTorch.
 
-Both trainers with the same flags, seeds and two threads, by turns, each run a process. The time begins after the first
-step, so that imports and compilation, which are given apart, do not count. No image has both frameworks: the packages
-of JAX are put beside those of the image with PyTorch, and the data are those of ``trainyard dev dataset digits data``.
+Both trainers run in fp32, with the same flags, seeds and two threads, by turns, each run a process. The time begins
+after the first step, so that imports and compilation, which are given apart, do not count. No image has both
+frameworks: the packages of JAX are put beside those of the image with PyTorch, and the data are those of ``trainyard
+dev dataset digits data``.
 
     uv pip install --target packages --python-version 3.13 --only-binary :all: jax flax optax orbax-checkpoint
-    docker run --rm --network none --shm-size 2g --entrypoint /opt/venv/bin/python -v $PWD:/src:ro -v $PWD/data:/data:ro \
-        -v $PWD/packages:/packages:ro -e PYTHONPATH=/src:/src/scripts:/packages -e PYTHONDONTWRITEBYTECODE=1 -w /tmp \
+    docker run --rm --network none --shm-size 2g --entrypoint /opt/venv/bin/python \
+        -v $PWD:/src:ro -v $PWD/data:/data:ro -v $PWD/packages:/packages:ro \
+        -e PYTHONPATH=/src:/src/scripts:/packages -e PYTHONDONTWRITEBYTECODE=1 -w /tmp \
         trainyard:cpu -m benchmarks.trainers jax_mnist --inside --data /data --rounds 5
 """
 

@@ -33,6 +33,7 @@ import contextlib
 import datetime
 import math
 import os
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -410,6 +411,8 @@ def main(args: argparse.Namespace) -> int:
     if device.precision == "fp16":  # which needs scaled gradients
         device.precision = "fp32"
     if device.processes == 1:  # checkpoints need a process group even of one
+        if sys.platform == "linux":  # otherwise gloo looks up the name of this host, and warns where there is none
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with TokenLog("torch.gpt", args, device) as log:
         return train(args, device, log)
