@@ -49,7 +49,7 @@ def command(
     chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split(), context)
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
     docker_engine.client()
-    if console.terminal().is_terminal:
+    if console.moves():
         from rich.live import Live
 
         with Live(batch.view(chosen), console=console.terminal(), refresh_per_second=4, transient=True) as live:
