@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,24 +255,34 @@ def test_the_number_of_builds_must_be_positive(jobs: str, trainyard: Callable[..
     assert status == 2 and "--jobs" in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_log_has_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(batch.logger, "info", said.append)
-    job, lines = batch.Job(load("tf-cpu"), "tf-cpu"), batch.Lines()
-    for stage in ("waiting", "build", "build: wheel-torch 1/3", "build: wheel-torch 2/3", "verify", "failed"):
-        job.stage, job.reason = stage, "because" if stage == "failed" else ""
-        lines([job])
-    assert said == ["tf-cpu: build", "tf-cpu: verify", "tf-cpu: failed: because"]
-
-
-def test_the_summary_has_the_reason_of_a_failure() -> None:
+def test_each_target_that_ends_is_a_line_and_the_moving_line_has_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     good, bad = batch.Job(load("cpu"), "cpu"), batch.Job(load("tf-cpu"), "tf-cpu")
-    good.stage, good.result = "ready", {"verify": {"size": 1_400_000_000}}
-    bad.stage, bad.reason = "failed", "the disk is full"
-    columns = [list(column.cells) for column in batch.summary([good, bad]).columns]
-    assert columns[0] == ["cpu", "tf-cpu"] and columns[2] == ["1.40 GB", ""]
-    assert [str(cell) for cell in columns[1]] == ["ready", "failed"]
-    assert [str(cell) for cell in columns[4]] == ["", "the disk is full"]
+    until = threading.Event()
+
+    def make(job: batch.Job, _arguments: list[str]) -> None:
+        job.stage, job.started = "build: wheel-torch 1/3", 1.0
+        if job is good:
+            until.wait(30)
+            job.stage, job.ended, job.result = "ready", 121.0, {"verify": {"size": 1_400_000_000}}
+        else:
+            job.stage, job.ended, job.reason = "failed", 13.0, "the disk is full"
+
+    def now(what: str) -> None:
+        logging.getLogger("trainyard").log(stages.NOW, what)
+        if what == "cpu build: wheel-torch 1/3":
+            until.set()
+
+    monkeypatch.setattr(batch, "make", make)
+    monkeypatch.setattr(batch.base_image, "resolve", lambda *_, **__: None)
+    monkeypatch.setattr(batch.stages, "now", now)
+    with caplog.at_level(stages.NOW, "trainyard"):
+        batch.run([good, bad], 2, [])
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == [
+        "tf-cpu               failed    12 s  the disk is full",
+        "cpu                  ready    120 s  1.40 GB",
+    ]
 
 
 @pytest.mark.parametrize("words", [

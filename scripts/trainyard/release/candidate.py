@@ -19,7 +19,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.release import events
+from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
 from trainyard.spec import lock, state
 from trainyard.spec.model import RepositorySpec, Spec
@@ -103,14 +103,13 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return what differs between two results of :func:`trainyard.image.build.build`, in words."""
     if before["digest"] == now["digest"]:
         return "nothing"
-    old, new = before.get("versions", now["versions"]), now["versions"]
-    packages = [f"{name} {old[name]} -> {new[name]}" for name in new if old.get(name, new[name]) != new[name]]
-    packages += [f"{name} {new[name]} added" for name in new if name not in old]
-    packages += [f"{name} removed" for name in old if name not in new]
+    found = diff.changes(before.get("versions", now["versions"]), now["versions"])
+    packages = [f"{name} {old} -> {new}" for name, (old, new) in found["changed"].items()]
+    packages += [f"{name} {version} added" for name, version in found["added"].items()]
+    packages += [f"{name} removed" for name in found["removed"]]
     if len(packages) > _NAMED:
         packages[_NAMED:] = [f"{len(packages) - _NAMED} more packages"]
-    was, inputs = before["inputs"], now["inputs"]
-    files = {name for name in {**was, **inputs} if was.get(name) != inputs.get(name)}
+    files = {name for names in diff.changes(before["inputs"], now["inputs"]).values() for name in names}
     folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith((lock.FILE, "Dockerfile"))}
     parts = [*packages, *sorted(folders), *(["base"] if before["base"] != now["base"] else [])]
     if not parts:
