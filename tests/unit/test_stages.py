@@ -240,6 +240,14 @@ def test_the_last_image_that_passed_is_the_last_that_was_built(tmp_path: Path) -
     assert state.passed(tmp_path / "none") is None
 
 
+def test_how_long_a_step_took_last_time_is_known_from_its_last_result(tmp_path: Path) -> None:
+    assert state.seconds(tmp_path, "build") is None
+    state.record(tmp_path, "build", "a", {"passed": True, "seconds": 3.5})
+    assert state.seconds(tmp_path, "build") == 3.5
+    state.record(tmp_path, "build", "b", {"passed": True})
+    assert state.seconds(tmp_path, "build") is None
+
+
 @pytest.mark.parametrize(
     ("pins", "words"),
     [

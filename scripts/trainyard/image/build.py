@@ -43,6 +43,9 @@ from trainyard.workspace.lines import without_userinfo
 
 logger = logging.getLogger(__name__)
 
+#: BuildKit's output, in the folder of a target.
+_LOG = "build.log"
+
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
 COMPRESSIONS = {
@@ -260,16 +263,12 @@ def build(
     """
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
-    log = spec.kept / "build.log"
-    with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
-        last = state.last(spec.kept, "build")
-        with stages.stage("build", last and last["seconds"]) as stage:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            stages.now("looking for the base and the package index")
-            how: dict[str, Any] = {"compression": compression, "no_cache": no_cache, "cache": cache}
-            plan, facts = _build(spec, log, name=name, on_step=on_step, **how)
-            stage.done = f"log: {relative(log)}"
-            return plan, facts
+    held = contextlib.nullcontext() if name else state.candidate_lock(spec.kept)
+    with held, stages.stage("build", state.seconds(spec.kept, "build")) as stage:
+        stages.now("looking for the base and the package index")
+        made = _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
+        stage.done = f"log: {relative(spec.kept / _LOG)}"
+        return made
 
 
 @contextlib.contextmanager
@@ -330,14 +329,7 @@ def _words(layer: WheelLayer) -> str:
 
 
 def _build(
-    spec: Spec,
-    log: Path,
-    *,
-    compression: str,
-    no_cache: bool,
-    cache: str | None,
-    name: str,
-    on_step: OnStep | None,
+    spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
 ) -> tuple[Plan, dict[str, Any]]:
     used = builder.current(spec.context.builder)
     used.require(spec.architecture)
@@ -360,7 +352,7 @@ def _build(
         )
         steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            arguments = [file, *arguments]
+            arguments, log = [file, *arguments], spec.kept / _LOG
             made = bake(spec.bake_name, arguments, name=spec.context.builder, log=log, steps=steps)
             digest = _digest(name or plan.candidate, made, used)
         seconds = time.monotonic() - started

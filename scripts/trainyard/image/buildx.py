@@ -167,6 +167,8 @@ def _run(
         errors="replace",
     )
     try:
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", buffering=1, encoding="utf-8") if log else contextlib.nullcontext() as file:
             for line in process.stderr or ():
                 kept.append(line)

@@ -175,8 +175,7 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         StepFailed: a run failed; the message gives the first reason.
     """
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
-    last = state.last(spec.kept, "smoke")
-    with stages.stage("smoke", last and last["seconds"]) as stage:
+    with stages.stage("smoke", state.seconds(spec.kept, "smoke")) as stage:
         if spec.run:
             workspace = spec.workspace
             facts = smoke_command.check(Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace))

@@ -261,6 +261,11 @@ def last(kept: Path, step: Step) -> Any:
     return _load(newest) if newest else None
 
 
+def seconds(kept: Path, step: Step) -> float | None:
+    """How long a step took when its result was recorded last for a target; None if that is not known."""
+    return (last(kept, step) or {}).get("seconds")
+
+
 def passed(kept: Path) -> BuildResult | None:
     """The result of the last build of a target whose image passed; None if there is none."""
     smoked = ((found, recall(kept, "smoke", found["digest"])) for found in builds(kept))

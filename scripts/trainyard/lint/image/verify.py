@@ -141,8 +141,7 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
     """
     started = time.monotonic()
     digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
-    last = state.last(spec.kept, "verify") if spec else None
-    with stages.stage("verify", last and last["seconds"]) as stage:
+    with stages.stage("verify", state.seconds(spec.kept, "verify") if spec else None) as stage:
         stages.now("reading the layers")
         evidence, by_rule = examine(spec, reference)
         findings = [finding for some in by_rule.values() for finding in some]
