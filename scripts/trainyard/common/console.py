@@ -35,7 +35,7 @@ def terminal() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
-def moves() -> bool:
+def _moves() -> bool:
     """Return whether stderr is a terminal that lines can move on."""
     return sys.stderr.isatty() and not terminal().is_dumb_terminal
 
@@ -93,9 +93,10 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, or begin, change or end the moving line."""
         text = record.getMessage()
-        text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
+        if record.levelno > NOW:
+            text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
         moving = getattr(record, "moving", None)
-        if moving is not None and moves():
+        if moving is not None and _moves():
             if self._moving:
                 self._moving.stop()
             self._moving = _line(moving, record.__dict__["before"]) if moving else None
@@ -103,7 +104,7 @@ class Messages(logging.Handler):
                 self._moving.start()
                 return
         if moving is not None and is_verbose() and settings.standard_variable("GITHUB_ACTIONS"):
-            text = f"::group::{text}" if moving else f"::endgroup::\n{text}"
+            text = f"::group::{text}" if moving else f"::endgroup::\n{text}".rstrip()
         if record.levelno == NOW and self._moving:
             self._moving.update(self._moving.task_ids[0], now=text)
         if not text or (record.levelno == NOW and not is_verbose()):
