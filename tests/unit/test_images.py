@@ -116,6 +116,7 @@ def test_the_steps_of_a_build_are_reported_from_its_output(tmp_path: Path, caplo
         "#40 exporting to image",
         "#40 exporting layers",
         "#40 exporting layers 38.2s done",
+        "#40 exporting manifest sha256:0123",
         "#40 DONE 39.0s",
     ]
     script = f"import sys; print(*{lines}, sep=chr(10), file=sys.stderr)"
@@ -136,6 +137,7 @@ def test_the_steps_of_a_build_are_reported_from_its_output(tmp_path: Path, caplo
         "image 3/15",
         "exporting to image",
         "exporting layers",
+        "exporting manifest",
     ]
 
 

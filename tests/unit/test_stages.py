@@ -280,13 +280,15 @@ def test_a_run_is_followed_by_step_and_accuracy(caplog: pytest.LogCaptureFixture
         b"launch: start\n| Training Device=cpu Epoch=1 Step=20 Loss=0.52 Rate=812.00 GlobalRate=800.00 Time=10:32:11\n",
         b"Epoch 1 test end 10:32:12, Accuracy=97.12\n",
         b"\n",
+        b'{"event": "summary", "accuracy": 97.12, "loss": null}\n',
         b"a bar 10 %\ra bar \x1b[1m20 %",
     ]
     with caplog.at_level("DEBUG", "trainyard"):
         assert containers.watch(Trains(*pieces), 10, "straight run") == 3  # type: ignore[arg-type]
     assert caplog.messages == [
-        "straight run: Epoch=1 Step=20 Loss=0.52",
-        "straight run: Epoch 1 Accuracy=97.12",
+        "straight run: epoch 1, step 20, loss 0.52",
+        "straight run: epoch 1, accuracy 97.12",
+        "straight run: accuracy 97.12",
         "straight run: a bar \\x1b[1m20 %",
     ]
 

@@ -38,7 +38,7 @@ _SHOWN = 20
 _STEP = re.compile(r"(#\d+) \[([a-z][\w-]*) +(\d+/\d+)\]")
 _DOES = re.compile(
     r"(#\d+) (?:sha256:\S+ (?P<pulled>\S+ / \S+)|(?P<words>(?:exporting|sending|unpacking|extracting|transferring) "
-    r"[a-z ]+))(?!.* done$)"
+    r"[a-z ]*[a-z](?=[ :]|$)))(?!.* done$)"
 )
 _ENDED = re.compile(r"(#\d+) (?:DONE|CACHED|CANCELED|ERROR)\b")
 

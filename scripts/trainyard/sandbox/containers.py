@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 GOOGLE_CLOUD, STORAGE = (Path(__file__).parent / "fakes" / name for name in ("google_cloud.py", "storage.py"))
 
 #: What a training logs of its progress.
-_MEASURED = re.compile(r"\b(?:epoch|step|loss|accuracy)\b[\"']?\s*[:= ]\s*[\d.]+", re.IGNORECASE)
+_MEASURED = re.compile(r"\b(epoch|step|loss|accuracy)\b[\"']?\s*[:= ]\s*(\d[\d.]*)", re.IGNORECASE)
 
 #: Folder of a fake and its files in its container.
 _FOLDER = "fakes"
@@ -321,7 +321,8 @@ def watch(container: Container, seconds: float, what: str) -> int | None:
     until = time.monotonic() + seconds
     for piece in output(container, seconds):
         for line in piece.decode(errors="replace").strip().splitlines()[-1:]:
-            stages.now(f"{what}: {' '.join(_MEASURED.findall(line)) or one_line(line)}")
+            measured = ", ".join(f"{name.lower()} {value}" for name, value in _MEASURED.findall(line))
+            stages.now(f"{what}: {measured or one_line(line)}")
     return wait(container, until - time.monotonic())
 
 
