@@ -263,12 +263,18 @@ def build(
     """
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
-    held = contextlib.nullcontext() if name else state.candidate_lock(spec.kept)
-    with held, stages.stage("build", state.seconds(spec.kept, "build")) as stage:
-        stages.now("looking for the base and the package index")
-        made = _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
-        stage.done = f"log: {relative(spec.kept / _LOG)}"
-        return made
+    with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
+        used = builder.current(spec.context.builder)
+        used.require(spec.architecture)
+        plan = plan_for(spec)
+        for note in plan.notes:
+            logger.warning(note)
+        with stages.stage("build", state.seconds(spec.kept, "build")) as stage:
+            facts = _build(
+                plan, used, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step
+            )
+            stage.done = f"log: {relative(spec.kept / _LOG)}"
+        return plan, facts
 
 
 @contextlib.contextmanager
@@ -329,15 +335,11 @@ def _words(layer: WheelLayer) -> str:
 
 
 def _build(
-    spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
-) -> tuple[Plan, dict[str, Any]]:
-    used = builder.current(spec.context.builder)
-    used.require(spec.architecture)
-    plan = plan_for(spec)
+    plan: Plan, used: Builder, *, compression: str, name: str, on_step: OnStep | None, **how: Any
+) -> dict[str, Any]:
+    """Return the facts of :func:`build`, whose other arguments are in ``how``."""
     spec = plan.spec
     made_of = inputs(spec, plan.index)
-    for note in plan.notes:
-        logger.warning(note)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bases = _base_contexts(plan)
@@ -347,9 +349,7 @@ def _build(
             bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
         secrets = workspace_files.write_secrets(spec, Path(folder))
         file = f"--file={bake_file}"
-        arguments = bake_arguments(
-            plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets
-        )
+        arguments = bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)
         steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
             arguments, log = [file, *arguments], spec.kept / _LOG
@@ -375,6 +375,5 @@ def _build(
     }
     if not name:
         facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
-    if not name:
         state.record(spec.kept, "build", digest, facts)
-    return plan, {"digest": digest} | facts
+    return {"digest": digest} | facts

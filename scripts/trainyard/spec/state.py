@@ -256,24 +256,24 @@ def builds(kept: Path) -> Iterator[BuildResult]:
 
 
 def last(kept: Path, step: Step) -> Any:
-    """The result that was recorded last for a target, whatever image it is about; None if there is none."""
+    """Return the result that was recorded last for a target, whatever image it is about; None if there is none."""
     newest = max(kept.glob(f"results/*/{step}.json"), key=_modified, default=None)
     return _load(newest) if newest else None
 
 
 def seconds(kept: Path, step: Step) -> float | None:
-    """How long a step took when its result was recorded last for a target; None if that is not known."""
+    """Return how many seconds a step took when it was recorded last for a target; None if that is not known."""
     return (last(kept, step) or {}).get("seconds")
 
 
 def passed(kept: Path) -> BuildResult | None:
-    """The result of the last build of a target whose image passed; None if there is none."""
+    """Return the result of the last build of a target whose image passed; None if there is none."""
     smoked = ((found, recall(kept, "smoke", found["digest"])) for found in builds(kept))
     return next((found for found, smoke in smoked if smoke and smoke["passed"]), None)
 
 
 def when(kept: Path, step: Step, digest: str) -> str:
-    """When the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
+    """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(_modified(_path(kept, step, digest)) / 10**9))
 
 
