@@ -17,7 +17,6 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     own_index: str,  # noqa: F811
     write_small: Callable[[], str],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The builder's own cache is emptied; with the registry's cache the wheels are not installed again."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
@@ -29,13 +28,13 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     with running.container() as registry:
         cache = f"{running.address(registry)}/team/cache"
         build.build(small, cache=cache)
-        first = capfd.readouterr().err
+        first = (small.kept / "build.log").read_text(encoding="utf-8")
         assert "exporting cache to registry" in first
         made = docker_engine.cached() - known
         assert made, "the stages of this spec are new to the builder"
         docker_engine.drop_cached(made)
         assert not made & docker_engine.cached(), "the builder's own cache has none of them"
         build.build(small, cache=cache)
-    second = capfd.readouterr().err
+    second = (small.kept / "build.log").read_text(encoding="utf-8")
     assert not from_cache(first, install), "the first build runs it"
     assert from_cache(second, install)

@@ -127,7 +127,7 @@ def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], st
     # With good hashes there, what is going on when the signal comes is the download of torch: 900 MB.
     shutil.copy(ROOT / "examples" / "patches" / locks.FILE, Path(target) / locks.FILE)
     dockerfile.write(dockerfile.rendered(model.load(target)))
-    command = ["make", "image", f"TARGET={target}"]
+    command = ["make", "image", f"TARGET={target}", "VERBOSE=1"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -176,7 +176,6 @@ def test_an_updated_base_installs_no_wheel_again(
     write_small: Callable[[], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Wheels are installed in the build base, which stays: all layers above the system packages are the same again."""
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
@@ -189,10 +188,9 @@ def test_an_updated_base_installs_no_wheel_again(
     docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_BASE", updated)
     monkeypatch.setenv("TRAINYARD_BUILD_BASE", reference.build_base)
-    capfd.readouterr()
     try:
         build.build(small)
-        log = capfd.readouterr().err
+        log = (small.kept / "build.log").read_text(encoding="utf-8")
         after = stages(plan.candidate, small)
     finally:
         docker_engine.untag(updated)

@@ -79,7 +79,7 @@ def test_a_target_that_fails_does_not_stop_the_others_and_has_a_reason(built_ima
 def test_an_interrupt_ends_every_build_and_leaves_nothing_tagged(write: Write) -> None:
     """While a step of a build without cache runs, at the same time as a second build."""
     process = start(write("one"), write("two"), TRAINYARD_NO_CACHE="1", TRAINYARD_JOBS="2")
-    log = state_folder() / "one" / "image.log"
+    log = state_folder() / "one" / "build.log"
     until = time.monotonic() + 300
     while time.monotonic() < until and process.poll() is None:
         if log.is_file() and "RUN <<SYSTEM" in log.read_text(encoding="utf-8"):

@@ -81,7 +81,7 @@ def test_a_fetched_image_is_built_without_index_registry_and_network(
     assert json.loads(offline.stdout)["index"] == "pytorch-cpu"
     assert layers_and_labels() == expected
     for step in ("[wheels-4 2/2] RUN", "[wheels-1 2/2] RUN"):
-        assert from_cache(offline.stderr, step)
+        assert from_cache((tmp_path / "state" / "small" / "build.log").read_text(encoding="utf-8"), step)
 
 
 def test_a_build_that_must_download_fails_without_a_network(

@@ -395,7 +395,7 @@ def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.Monk
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(buildx, "_run", run)
-    buildx.bake("tf-cpu", ["tf-cpu"], name="team", quiet=True)
+    buildx.bake("tf-cpu", ["tf-cpu"], name="team")
     assert started[0][:4] == ["docker", "buildx", "bake", "--builder=team"]
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import buildx
 from trainyard.oci import docker_engine
 from trainyard.release import batch, events
+from trainyard.spec import model
 from trainyard.spec.model import load, targets
 
 FAILED = """\
@@ -96,21 +100,63 @@ def test_a_reason_is_never_longer_than_a_few_lines() -> None:
     assert len(buildx.reason(f"ERROR: {'x' * 5000}")) < 320
 
 
-def test_the_steps_of_a_build_are_reported_from_its_output() -> None:
+def test_the_steps_of_a_build_are_reported_from_its_output(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """From a real child process that prints what BuildKit does with ``--progress=plain``."""
     lines = [
         "#5 [internal] load build definition",
         "#12 [wheel-torch 2/3] COPY x",
+        "#13 [tools 1/2] FROM docker.io/library/debian@sha256:1",
+        "#13 sha256:0123abcd 12.58MB / 28.23MB 0.6s",
+        "#13 sha256:0123abcd 28.23MB / 28.23MB 0.9s done",
         "#12 0.5 verifying [x 1/2]",
-        "#13 done",
+        "#13 DONE 1.2s",
+        "#14 [image  3/15] COPY --link --from=wheel-torch /out /",
+        "#12 DONE 3.0s",
+        "#14 CACHED",
+        "#40 exporting to image",
+        "#40 exporting layers",
+        "#40 exporting layers 38.2s done",
+        "#40 exporting manifest sha256:0123",
+        "#40 DONE 39.0s",
     ]
     script = f"import sys; print(*{lines}, sep=chr(10), file=sys.stderr)"
     seen: list[tuple[str, str]] = []
-    ended = buildx._run(
-        [sys.executable, "-c", script], piped=True, shown=False, on_step=lambda *step: seen.append(step)
-    )
+    steps = buildx.Steps({"wheel-torch": "installing torch 180.0 MB"}, lambda *step: seen.append(step))
+    log = tmp_path / "build.log"
+    with caplog.at_level(stages.NOW):
+        ended = buildx._run([sys.executable, "-c", script], log=log, steps=steps)
     assert (ended.returncode, ended.stderr.splitlines()) == (0, lines)
-    assert seen == [("wheel-torch", "2/3")]
+    assert log.read_text(encoding="utf-8").splitlines() == lines
+    assert seen == [("wheel-torch", "2/3"), ("tools", "1/2"), ("image", "3/15")]
+    assert caplog.messages == [
+        "installing torch 180.0 MB",
+        "installing torch 180.0 MB, tools 1/2",
+        "installing torch 180.0 MB, pulling 12.58MB / 28.23MB",
+        "installing torch 180.0 MB",
+        "installing torch 180.0 MB, image 3/15",
+        "image 3/15",
+        "exporting to image",
+        "exporting layers",
+        "exporting manifest",
+    ]
+
+
+def test_a_failed_build_shows_the_end_of_the_step_and_names_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine_builds: None
+) -> None:
+    text = "".join(f"#21 0.1 line {number}\n" for number in range(60)) + FAILED
+    failed = subprocess.CompletedProcess([], 1, stderr=text)
+    monkeypatch.setattr(buildx, "_run", lambda *_, **__: failed)
+    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level("INFO"), pytest.raises(StepFailed) as refused:
+        buildx.bake("tf-cpu", [], name="", log=tmp_path / "build.log")
+    assert str(refused.value) == (
+        "the build of tf-cpu failed: wheel-torch: Hash mismatch for `torch==2.9.1` "
+        f"(log: {model.relative(tmp_path / 'build.log')})"
+    )
+    assert len(caplog.messages) == 20
+    assert caplog.messages[-1] == "  |   Caused by: Hash mismatch for `torch==2.9.1`"
 
 
 def test_events_are_read_as_they_were_written() -> None:
@@ -211,24 +257,34 @@ def test_the_number_of_builds_must_be_positive(jobs: str, trainyard: Callable[..
     assert status == 2 and "--jobs" in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_log_has_a_line_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(batch.logger, "info", said.append)
-    job, lines = batch.Job(load("tf-cpu"), "tf-cpu"), batch.Lines()
-    for stage in ("waiting", "build", "build: wheel-torch 1/3", "build: wheel-torch 2/3", "verify", "failed"):
-        job.stage, job.reason = stage, "because" if stage == "failed" else ""
-        lines([job])
-    assert said == ["tf-cpu: build", "tf-cpu: verify", "tf-cpu: failed: because"]
-
-
-def test_the_summary_has_the_reason_of_a_failure() -> None:
+def test_each_target_that_ends_is_a_line_and_the_moving_line_has_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     good, bad = batch.Job(load("cpu"), "cpu"), batch.Job(load("tf-cpu"), "tf-cpu")
-    good.stage, good.result = "ready", {"verify": {"size": 1_400_000_000}}
-    bad.stage, bad.reason = "failed", "the disk is full"
-    columns = [list(column.cells) for column in batch.summary([good, bad]).columns]
-    assert columns[0] == ["cpu", "tf-cpu"] and columns[2] == ["1.40 GB", ""]
-    assert [str(cell) for cell in columns[1]] == ["ready", "failed"]
-    assert [str(cell) for cell in columns[4]] == ["", "the disk is full"]
+    until = threading.Event()
+
+    def make(job: batch.Job, _arguments: list[str]) -> None:
+        job.stage, job.started = "build: wheel-torch 1/3", 1.0
+        if job is good:
+            until.wait(30)
+            job.stage, job.ended, job.result = "ready", 121.0, {"verify": {"size": 1_400_000_000}}
+        else:
+            job.stage, job.ended, job.reason = "failed", 13.0, "the disk is full"
+
+    def now(what: str) -> None:
+        logging.getLogger("trainyard").log(stages.NOW, what)
+        if what == "cpu build: wheel-torch 1/3":
+            until.set()
+
+    monkeypatch.setattr(batch, "make", make)
+    monkeypatch.setattr(batch.base_image, "resolve", lambda *_, **__: None)
+    monkeypatch.setattr(batch.stages, "now", now)
+    with caplog.at_level(stages.NOW, "trainyard"):
+        batch.run([good, bad], 2, [])
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.INFO] == [
+        "tf-cpu               failed    12 s  the disk is full",
+        "cpu                  ready    120 s  1.40 GB",
+    ]
 
 
 @pytest.mark.parametrize("words", [
@@ -249,9 +305,9 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
     with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
-        buildx.bake("tf-cpu", [], name="", quiet=True)
+        buildx.bake("tf-cpu", [], name="")
     assert len(started) == 3
     said[:] = ["ERROR: failed to solve: hash mismatch"]
     with pytest.raises(StepFailed, match="hash mismatch"):
-        buildx.bake("tf-cpu", [], name="", quiet=True)
+        buildx.bake("tf-cpu", [], name="")
     assert len(started) == 4

@@ -35,6 +35,7 @@ GROUP = "build"
 @click.option("--events", type=int, hidden=True, help="File descriptor for events (trainyard.release.events).")
 @options.offline
 @options.quiet
+@options.verbose
 @options.json_output
 @click.pass_obj
 def command(
@@ -92,8 +93,7 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         raise
     found = {name: facts for name, facts in made.items() if name != "plan"}
     emit("ready", result=found)
-    console.show(candidate.summary(made))
-    console.say(f"{made['image']} is ready: {candidate.closing_command(spec, made['smoke'], target)}")
+    _answer(made, candidate.closing_command(spec, made["smoke"], target))
     return found | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
 
 
@@ -113,8 +113,15 @@ def _from(context: Context, target: str | None, reference: str) -> dict[str, Any
         )
     docker_engine.set_up_in_checkout()
     made = candidate.from_reference(reference, spec, context, show=console.show)
-    for note in made["smoke"]["notes"]:
-        console.warn(note)
-    console.say(f"tested: {candidate.tested(made['smoke'])}")
-    console.say(f"{made['image']} is ready: {made['run']}")
+    _answer(made, made["run"])
     return made
+
+
+def _answer(made: dict[str, Any], closing: str) -> None:
+    from trainyard.common import console
+    from trainyard.release import candidate
+
+    for note in made["smoke"].get("notes", []):
+        console.warn(note)
+    for line in candidate.summary(made, closing):
+        console.say(line)

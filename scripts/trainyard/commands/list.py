@@ -20,8 +20,11 @@ GROUP = "build"
 @options.json_output
 @click.pass_obj
 def command(context: Context, ends: bool, as_json: bool) -> None:
-    """List the targets of the catalogue: contents, platforms, trainers, and the images on this host."""
-    from rich.table import Table
+    """List the targets of the catalogue: platforms, the images on this host, and contents.
+
+    With --json, also packages, trainers and GPUs; docs/images.md describes each.
+    """
+    from rich.table import Column, Table
 
     from trainyard.common import console
     from trainyard.lint import waivers
@@ -39,20 +42,21 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
         days = {target: [{"day": f"{end.day}", "of": end.what} for end in found] for target, found in until.items()}
         console.result(days, as_json=as_json)
         return
-    table = Table("target", "contents", "platforms", "trainers", "local image")
+    columns = ("target", "contents", "platforms", "local image")
+    one_line = [Column(name, no_wrap=True, ratio=1 if name == "contents" else None) for name in columns]
+    table = Table(*one_line, box=None, expand=True, pad_edge=False)
     found = {}
     for spec in catalogue(context):
         local = {one.platform: docker_engine.version(one.local_name) for one in each_platform(spec)}
-        versions = [image["version"] for image in local.values() if image]
-        trainers = list(spec.trainer_commands())
-        table.add_row(
-            spec.target, spec.summary, "\n".join(spec.platforms), " ".join(trainers), "\n".join(versions) or "-"
-        )
+        prefix = f"{spec.target}-"
+        versions = [image["version"].removeprefix(prefix) for image in local.values() if image]
+        platforms = " ".join(name.removeprefix("linux/") for name in spec.platforms)
+        table.add_row(spec.target, spec.summary, platforms, (versions or ["-"])[0])
         found[spec.target] = {
             "summary": spec.summary,
             "packages": spec.packages,
             "platforms": spec.platforms,
-            "trainers": trainers,
+            "trainers": list(spec.trainer_commands()),
             "local": local[spec.platforms[0]],
             "images": local,
             "gpus": {one.platform: one.device_code.as_dict(one.arch) for one in each_platform(spec) if one.device_code},

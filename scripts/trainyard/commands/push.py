@@ -40,6 +40,7 @@ GROUP = "publish"
 )
 @options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
 @options.quiet
+@options.verbose
 @options.json_output
 @click.pass_obj
 def command(
@@ -113,7 +114,6 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard.common import console
     from trainyard.release import audit, publish
-    from trainyard.spec.units import in_units
 
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
         pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested, vex=vex)
@@ -124,9 +124,6 @@ def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow
     for image in images.values():
         if image["already_there"]:
             console.say(f"{image['tag']} already exists with this digest: nothing to push")
-        else:
-            console.show(publish.table(image))
-            console.say(f"{in_units(image['bytes_uploaded'])} uploaded in {image['seconds']} s")
         console.say(f"attached: {', '.join(image['attached']) or 'nothing that was not there'}")
     for caution in dict.fromkeys(audit.Coverage(**image["advisories"]).caution() for image in images.values()):
         if caution:

@@ -17,6 +17,7 @@ GROUP = "build"
 )
 @options.target
 @options.option("--image", metavar="REFERENCE", help="The image; pulled if it is not on this host.")
+@options.verbose
 @options.json_output
 @click.pass_obj
 def command(context: Context, target: str | None, image: str | None, as_json: bool) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainyard.common import registration
+from trainyard.common import registration, settings
+from trainyard.common.stages import NOW
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 #: The loggers of all packages outside the images.
 _LOGGERS = [logging.getLogger(name) for name in ("trainyard", *registration.NEIGHBOURS)]
@@ -33,8 +35,39 @@ def terminal() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
+def _moves() -> bool:
+    """Return whether stderr is a terminal that lines can move on."""
+    return sys.stderr.isatty() and not terminal().is_dumb_terminal
+
+
+def _line(name: str, before: str) -> Progress:
+    """Return a line that moves while a stage runs: its name, for how long it has run, and what it does now.
+
+    Args:
+        before: follows the seconds.
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+    from rich.table import Column
+
+    fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    line = Progress(
+        SpinnerColumn(table_column=fixed),
+        TextColumn("{task.description} {task.elapsed:.0f} s{task.fields[before]} ", table_column=fixed),
+        TextColumn("{task.fields[now]}", markup=False, table_column=rest),
+        console=terminal(),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        expand=True,
+    )
+    line.add_task(name, total=None, before=before, now="")
+    return line
+
+
 class Messages(logging.Handler):
     """Show what is reported while a command runs, a line each on stderr: ``with Messages(): ...``.
+
+    The records of :mod:`trainyard.common.stages` begin and end a line that moves, on a terminal.
 
     Args:
         translate: returns a message in the words that the user knows commands by.
@@ -43,12 +76,13 @@ class Messages(logging.Handler):
     def __init__(self, translate: Callable[[str], str] = str) -> None:
         super().__init__()
         self.translate = translate
+        self._moving: Progress | None = None
 
     def __enter__(self) -> Messages:
         self._before = [(logger.handlers, logger.level) for logger in _LOGGERS]
         for logger in _LOGGERS:
             logger.handlers = [self]
-            logger.setLevel(logging.INFO)
+            logger.setLevel(NOW)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -57,9 +91,24 @@ class Messages(logging.Handler):
             logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
+        """Print a record, or begin, change or end the moving line."""
         text = record.getMessage()
-        text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
+        if record.levelno > NOW:
+            text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
+        moving = getattr(record, "moving", None)
+        if moving is not None and _moves():
+            if self._moving:
+                self._moving.stop()
+            self._moving = _line(moving, record.__dict__["before"]) if moving else None
+            if self._moving:
+                self._moving.start()
+                return
+        if moving is not None and is_verbose() and settings.standard_variable("GITHUB_ACTIONS"):
+            text = f"::group::{text}" if moving else f"::endgroup::\n{text}".rstrip()
+        if record.levelno == NOW and self._moving:
+            self._moving.update(self._moving.task_ids[0], now=text)
+        if not text or (record.levelno == NOW and not is_verbose()):
+            return
         if sys.stderr.isatty():
             style = getattr(record, "style", "") or _STYLES.get(record.levelno, "")
             terminal().print(text, markup=False, style=style)
@@ -71,6 +120,17 @@ def be_quiet() -> None:
     """Show warnings and errors only, until the command ends."""
     for logger in _LOGGERS:
         logger.setLevel(logging.WARNING)
+
+
+def be_verbose() -> None:
+    """Show details, too, until the command ends."""
+    for logger in _LOGGERS:
+        logger.setLevel(logging.DEBUG)
+
+
+def is_verbose() -> bool:
+    """Return whether details are shown."""
+    return _LOGGERS[0].isEnabledFor(logging.DEBUG)
 
 
 def say(message: str, style: str = "") -> None:

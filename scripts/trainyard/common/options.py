@@ -149,17 +149,30 @@ target = click.argument("target", envvar=f"{PREFIX}TARGET", required=False, shel
 json_output = flag("--json", "as_json", help="Print the result as JSON on stdout.")
 
 
-def quiet(function: F) -> F:
-    """``--quiet``: only warnings and errors on stderr, and only the digest or reference of the result on stdout."""
+def _be(how: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    """Return what calls a function of the console, by its name, if a flag is given."""
 
     def apply(_context: click.Context, _parameter: click.Parameter, given: bool) -> bool:
         if given:
             from trainyard.common import console
 
-            console.be_quiet()
+            getattr(console, how)()
         return given
 
-    return flag("--quiet", "-q", callback=apply, help="Print nothing but warnings, errors and the digest.")(function)
+    return apply
+
+
+#: ``--quiet``: only warnings and errors on stderr, and only the digest or reference of the result on stdout.
+quiet = flag("--quiet", "-q", callback=_be("be_quiet"), help="Print nothing but warnings, errors and the digest.")
+
+#: ``--verbose``: the tables of layers, rules and uploads, and the log of the builder.
+verbose = flag(
+    "--verbose",
+    "-v",
+    callback=_be("be_verbose"),
+    expose_value=False,
+    help="Print tables, steps and the whole log, too.",
+)
 
 
 def _choose(context: click.Context, parameter: click.Parameter, given: Any) -> None:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from typing import Any, Generic, TypeVar
 
 E = TypeVar("E")
 
@@ -122,21 +119,3 @@ def rules_in(*modules: ModuleType) -> tuple[Rule[Any], ...]:
 def as_dict(finding: Finding) -> dict[str, str]:
     """A finding as JSON has it."""
     return {name: str(value) for name, value in dataclasses.asdict(finding).items()}
-
-
-def results_table(title: str, rules: Sequence[Rule[Any]], findings: Mapping[str, Sequence[Finding]]) -> Table:
-    """A table for people: each rule, and whether it passed.
-
-    Args:
-        findings: rule id -> findings.
-    """
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("rule")
-    table.add_column("result")
-    for one in rules:
-        some = findings.get(one.id, ())
-        failed = sum(finding.fails for finding in some)
-        table.add_row(one.title, f"[red]{failed} failed" if failed else "[yellow]notes" if some else "[green]passed")
-    return table

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard.common import settings
+from trainyard.common import settings, stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import (
@@ -28,8 +28,9 @@ from trainyard.image import (
     working_directory,
     workspace_files,
 )
-from trainyard.image.buildx import OnStep, bake
+from trainyard.image.buildx import OnStep, Steps, bake
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
+from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import builder, docker_engine, layer_contents
 from trainyard.oci.builder import Builder
 from trainyard.oci.docker_engine import digest_of
@@ -37,9 +38,13 @@ from trainyard.spec import lock, state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
+from trainyard.spec.units import in_units
 from trainyard.workspace.lines import without_userinfo
 
 logger = logging.getLogger(__name__)
+
+#: BuildKit's output, in the folder of a target.
+_LOG = "build.log"
 
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
@@ -251,7 +256,7 @@ def build(
         compression: a key of :data:`COMPRESSIONS`.
         cache: see :func:`bake_arguments`; a cache that cannot be imported or exported does not fail the build.
         name: reference of the image instead of the candidate; then nothing is recorded, and no provenance is kept.
-        on_step: see :func:`trainyard.image.buildx.bake`.
+        on_step: see :class:`trainyard.image.buildx.Steps`.
     Raises:
         UserError: generated files are out of date, or a lock is missing.
         StepFailed: the build failed.
@@ -259,7 +264,17 @@ def build(
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
     with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
-        return _build(spec, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step)
+        used = builder.current(spec.context.builder)
+        used.require(spec.architecture)
+        plan = plan_for(spec)
+        for note in plan.notes:
+            logger.warning(note)
+        with stages.stage("build", state.seconds(spec.kept, "build")) as stage:
+            facts = _build(
+                plan, used, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step
+            )
+            stage.done = f"log: {relative(spec.kept / _LOG)}"
+        return plan, facts
 
 
 @contextlib.contextmanager
@@ -312,16 +327,19 @@ def _digest(reference: str, metadata: dict[str, Any], used: Builder) -> str:
     return loaded
 
 
+def _words(layer: WheelLayer) -> str:
+    """Return what is said while the stage of a layer runs: ``installing numpy 20.0 MB``."""
+    what = layer.pins[0].name if len(layer.pins) == 1 else f"{len(layer.pins)} wheels"
+    size = sum(pin.size for pin in layer.pins)
+    return f"installing {what}{f' {in_units(size)}' if size else ''}"
+
+
 def _build(
-    spec: Spec, *, compression: str, no_cache: bool, cache: str | None, name: str, on_step: OnStep | None
-) -> tuple[Plan, dict[str, Any]]:
-    used = builder.current(spec.context.builder)
-    used.require(spec.architecture)
-    plan = plan_for(spec)
+    plan: Plan, used: Builder, *, compression: str, name: str, on_step: OnStep | None, **how: Any
+) -> dict[str, Any]:
+    """Return the facts of :func:`build`, whose other arguments are in ``how``."""
     spec = plan.spec
     made_of = inputs(spec, plan.index)
-    for note in plan.notes:
-        logger.warning(note)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         bases = _base_contexts(plan)
@@ -331,16 +349,14 @@ def _build(
             bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
         secrets = workspace_files.write_secrets(spec, Path(folder))
         file = f"--file={bake_file}"
-        arguments = bake_arguments(
-            plan, compression=compression, no_cache=no_cache, cache=cache, name=name, secrets=secrets
-        )
+        arguments = bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)
+        steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
         with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            digest = _digest(
-                name or plan.candidate,
-                bake(spec.bake_name, [file, *arguments], name=spec.context.builder, on_step=on_step),
-                used,
-            )
+            arguments, log = [file, *arguments], spec.kept / _LOG
+            made = bake(spec.bake_name, arguments, name=spec.context.builder, log=log, steps=steps)
+            digest = _digest(name or plan.candidate, made, used)
         seconds = time.monotonic() - started
+        stages.now("recording the layers and the provenance")
         if not name:
             again = bake_arguments(
                 plan, compression=compression, name=provenance.local(spec.local_name), provenance=True, secrets=secrets
@@ -354,10 +370,10 @@ def _build(
         "base": plan.base,
         "notes": list(plan.notes),
         "inputs": made_of,
+        "versions": spec.locked(plan.index).versions,
         "passed": True,
     }
     if not name:
         facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
-    if not name:
         state.record(spec.kept, "build", digest, facts)
-    return plan, {"digest": digest} | facts
+    return {"digest": digest} | facts

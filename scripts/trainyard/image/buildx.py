@@ -1,4 +1,4 @@
-"""Run `docker buildx bake` for one target: show its progress, report its steps, and give the reason of a failure."""
+"""Run `docker buildx bake` for one target: keep its log, report its steps, and give the reason of a failure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import logging
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard.common import settings
+from trainyard.common import settings, stages
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.builder import Builder
+from trainyard.spec.model import relative
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,18 @@ OnStep = Callable[[str, str], None]
 #: How many lines of a build's output are kept; they are searched for the reason of a failure.
 _KEPT = 400
 
-#: A step in the output of ``--progress=plain``, as in ``#12 [framework 3/3] RUN ...``
-#: (https://github.com/moby/buildkit/blob/v0.13.0/util/progress/progressui/display.go). ``--progress=rawjson`` would
-#: be easier to parse, but buildx 0.13 does not document it for ``bake`` and people could not read the log.
-_STEP = re.compile(r"#\d+ \[([a-z][\w-]*) +(\d+/\d+)\]")
+#: Lines of a failed step that are shown.
+_SHOWN = 20
+
+#: A step in the output of ``--progress=plain``, as in ``#12 [framework 3/3] RUN ...``, what the exporter and pulls do,
+#: and the end of a step (https://github.com/moby/buildkit/blob/v0.13.0/util/progress/progressui/display.go).
+#: ``--progress=rawjson`` would be easier to parse, but buildx 0.13 does not document it, and this is the log, too.
+_STEP = re.compile(r"(#\d+) \[([a-z][\w-]*) +(\d+/\d+)\]")
+_DOES = re.compile(
+    r"(#\d+) (?:sha256:\S+ (?P<pulled>\S+ / \S+)|(?P<words>(?:exporting|sending|unpacking|extracting|transferring) "
+    r"[a-z ]*[a-z](?=[ :]|$)))(?!.* done$)"
+)
+_ENDED = re.compile(r"(#\d+) (?:DONE|CACHED|CANCELED|ERROR)\b")
 
 #: Lines of a failed step that say what is wrong; installers print details, such as hashes, after them.
 _ERROR_LINE = re.compile(
@@ -87,37 +95,65 @@ _CAUSES = (r"^\S+(?::\d+(?::\d+)?|\(\d+\)): error: .+", r"^nvcc fatal +: .+", r"
 _FOLDER = re.compile(r"/\S*/sdists-v\d+/\S*?/src/")
 
 
+class Steps:
+    """Follow the lines of a build, and report what it does now.
+
+    Args:
+        words: stage of the Dockerfile -> what its steps do, in words; the others are named.
+        on_step: called at every step.
+    """
+
+    def __init__(self, words: Mapping[str, str], on_step: OnStep | None = None) -> None:
+        self._words, self._on_step = words, on_step
+        self._running: dict[str, str] = {}
+
+    def add(self, line: str) -> None:
+        """Take the next line."""
+        if step := _STEP.match(line):
+            number, stage, part = step.groups()
+            self._running[number] = self._words.get(stage, f"{stage} {part}")
+            if self._on_step:
+                self._on_step(stage, part)
+        elif does := _DOES.match(line):
+            self._running[does[1]] = (does["words"] or f"pulling {does['pulled']}").strip()
+        elif ended := _ENDED.match(line):
+            self._running.pop(ended[1], None)
+        else:
+            return
+        if self._running:
+            stages.now(", ".join(dict.fromkeys(self._running.values())))
+
+
 def bake(
-    target: str, arguments: list[str], *, name: str, quiet: bool = False, on_step: OnStep | None = None
+    target: str, arguments: list[str], *, name: str, log: Path | None = None, steps: Steps | None = None
 ) -> dict[str, Any]:
     """Build ``target``, and return BuildKit's metadata of the result (``containerimage.digest`` and more).
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
         name: see :func:`trainyard.oci.builder.current`.
-        quiet: print no progress.
-        on_step: called at every step; not called on a terminal, where BuildKit draws its progress itself.
+        log: file for BuildKit's output, ``steps``: gets its lines.
     Raises:
-        StepFailed: the build failed; the message names the stage and its error.
+        StepFailed: the build failed; the message names the stage and its error, and the log, whose end is reported.
     """
     docker_engine.client()
     chosen = builder.current(name)
-    quiet = quiet or not logger.isEnabledFor(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
-        # On a terminal BuildKit draws its progress: the output cannot be read at the same time, but it stays visible.
-        drawn = sys.stderr.isatty() and not quiet
-        progress = f"--progress={'auto' if drawn else 'plain'}"
-        command = ["docker", "buildx", "bake", chosen.option, progress, f"--metadata-file={metadata}", *arguments]
-        ended = docker_engine.retry_transient(lambda: _run(command, piped=not drawn, shown=not quiet, on_step=on_step))
+        options = [chosen.option, "--progress=plain", f"--metadata-file={metadata}"]
+        command = ["docker", "buildx", "bake", *options, *arguments]
+        ended = docker_engine.retry_transient(lambda: _run(command, log=log, steps=steps))
         if ended.returncode:
-            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see above'}")
+            for line in failed_step(ended.stderr)[1][-_SHOWN:]:
+                logger.info(f"  | {line}")
+            where = f" (log: {relative(log)})" if log else ""
+            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see its log'}{where}")
         made: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return made
 
 
 def _run(
-    command: list[str], *, piped: bool, shown: bool, on_step: OnStep | None = None
+    command: list[str], *, log: Path | None = None, steps: Steps | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that prints its progress on standard error; ``stderr`` of the result has its last lines."""
     kept: deque[str] = deque(maxlen=_KEPT)
@@ -126,18 +162,21 @@ def _run(
         cwd=ROOT,
         env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1"),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE if piped else None,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
     )
     try:
-        for line in process.stderr or ():
-            kept.append(line)
-            if on_step and (step := _STEP.match(line)):
-                on_step(step[1], step[2])
-            if shown:
-                sys.stderr.write(line)
-                sys.stderr.flush()
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", buffering=1, encoding="utf-8") if log else contextlib.nullcontext() as file:
+            for line in process.stderr or ():
+                kept.append(line)
+                if file:
+                    file.write(line)
+                    logger.debug(line.rstrip())
+                if steps:
+                    steps.add(line.rstrip())
         return subprocess.CompletedProcess(command, process.wait(), stderr="".join(kept))
     except BaseException:
         # Otherwise the engine would continue to build.
@@ -160,20 +199,29 @@ def reason(text: str, of: Builder | None = None) -> str:
         return f"a layer could not be written; probably {_disk_is_full(of)}"
     if re.search(r"exec /bin/\w+: exec format error", text):
         return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
-    errors = re.findall(r"(?m)^ERROR: (.*)", text)
+    name, said = failed_step(text)
+    if name == "compiled" and (known := compile_failure(said)):
+        return f"compiled: {_short(known)}"
+    if errors_of_step := [line for line in said if _ERROR_LINE.search(line)] or said:
+        words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
+        return f"{name}: {_short(words)}"
+    return _short(_error(text))
+
+
+def _error(text: str) -> str:
+    """Return the last error of the build itself; empty if there is none."""
+    return str((re.findall(r"(?m)^ERROR: (.*)", text) or [""])[-1])
+
+
+def failed_step(text: str) -> tuple[str, list[str]]:
+    """Return the stage of the step that failed a build, and the lines that it wrote; nothing if no step did."""
     # BuildKit names the failed step again at the end, " > [stage 3/4] RUN ...:", then repeats what it wrote, up to
     # dashes. It repeats the last ten pieces only, which may be less than ten lines: the output itself comes first.
     steps = re.findall(r"(?ms)^ > \[([^\]]+)\][^\n]*\n(.*?)^-{6,}$", text)
-    if steps:
-        name, repeated = steps[-1]
-        said = _output_of_failed_step(text, errors[-1] if errors else "") or _without_seconds(repeated.splitlines())
-        if name.startswith("compiled ") and (known := compile_failure(said)):
-            return f"compiled: {_short(known)}"
-        errors_of_step = [line for line in said if _ERROR_LINE.search(line)] or said
-        if errors_of_step:
-            words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
-            return f"{name.split(' ')[0]}: {_short(words)}"
-    return _short(errors[-1]) if errors else ""
+    if not steps:
+        return "", []
+    name, repeated = steps[-1]
+    return name.split(" ")[0], _output_of_failed_step(text, _error(text)) or _without_seconds(repeated.splitlines())
 
 
 def compile_failure(said: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ def keep(kept: Path, digest: str, target: str, arguments: list[str], builder: st
     if settings.variable("PROVENANCE") == "0":
         return
     try:
-        bake(target, arguments, name=builder, quiet=True)
+        bake(target, arguments, name=builder)
         documents = image_store.documents(local(kept.name))
     finally:
         docker_engine.untag(local(kept.name))

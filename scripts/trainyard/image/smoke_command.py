@@ -35,6 +35,7 @@ from typing import Any
 
 from docker.models.containers import Container
 
+from trainyard.common import stages
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
@@ -272,7 +273,7 @@ class Tester:
         with self.sandbox() as sandbox:
             container = self.start(sandbox, ["--help"])
             limit = HELP_SECONDS * self._longer
-            status = containers.wait(container, limit)
+            status = containers.watch(container, limit, "--help")
             if status is None:
                 containers.stop(container, 5)
                 self.notes.append(f"it ignores --help and was ended after {limit} s")
@@ -294,7 +295,7 @@ class Tester:
             started = time.monotonic()
             container = self.start(sandbox, smoke.args)
             limit = self._limit(smoke)
-            status = containers.wait(container, limit)
+            status = containers.watch(container, limit, "run")
             seconds = time.monotonic() - started
             alive = status is None
             if status is None:
@@ -312,7 +313,6 @@ class Tester:
                 self.fail(run, f"{where}: no line of the output matches {smoke.expect!r}; the last is: {printed[:200]}")
             self.note(run, container)
             self.writes_output = bool(self._files(sandbox, OUTPUT))
-        logger.info(f"ran {seconds:.0f} s{', and was ended' if alive else ''}")
         launched = len(run.lines) - len(own_lines(run.lines))
         return Progress(launched + len(own_lines(run.lines)) // 2, seconds)
 
@@ -343,6 +343,7 @@ class Tester:
         where = self.explain.key("smoke", "resume")
         before = self._files(sandbox, *self._tops)
         container = self.start(sandbox, smoke.args, **(restrictions or {}))
+        stages.now("stopped run: until half of it is done")
         if not _until(container, half):
             run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
             early = f"{where}: the run that was to be stopped had ended before: give args that take longer"
@@ -369,7 +370,7 @@ class Tester:
         )
         container = self.start(sandbox, smoke.args)
         limit = self._limit(smoke)
-        ended = containers.wait(container, limit)
+        ended = containers.watch(container, limit, "continued run")
         alive = ended is None
         run = self.ended(sandbox, container, containers.stop(container, 5)[0] if ended is None else ended)
         if alive and smoke.seconds is None:
@@ -387,7 +388,6 @@ class Tester:
             self.notes.append(
                 f"it continued from {files[0]}, which a job loses with its container: save to a mounted folder in jobs"
             )
-        logger.info(f"stopped in {stopped.seconds:.1f} s, continued from {files[0] if files else 'an unknown file'}")
         return {"seconds_to_stop": round(stopped.seconds, 2), "continued_from": files[0] if files else ""}
 
     @property
@@ -441,7 +441,7 @@ def check(subject: Subject) -> dict[str, Any]:
     started = time.monotonic()
     tester = Tester(subject)
     facts: dict[str, Any] = {}
-    logger.info(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
+    stages.now(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
     if subject.smoke is None:
         tester.check_started()
     else:

@@ -162,7 +162,7 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
     for block in re.split(r"(?m)^FROM ", dockerfile)[1:]:
         name = re.match(r"(?:--platform=\S+ )?\S+ AS (\S+)", block)
         blocks[name[1] if name else ""] = block
-    final = blocks.get("", "")
+    final = list(blocks.values())[-1] if blocks else ""
     below: list[tuple[str, str]] = []
     stage = final.split(maxsplit=1)[0] if final else ""
     while stage in blocks:

@@ -1,4 +1,4 @@
-"""Run `trainyard image` for several targets, several at a time, and show the progress of all in one view.
+"""Run `trainyard image` for several targets, several at a time, and report how each ended.
 
 A target that fails does not stop the others. BuildKit runs a stage that several targets share once; smoke tests run one
 at a time. The log of each target is <target>/image.log in the state folder.
@@ -13,16 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
-from rich.text import Text
-
-from trainyard.common import settings
+from trainyard.common import settings, stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image
@@ -139,8 +135,8 @@ def make(job: Job, arguments: list[str]) -> None:
         job.stage = "failed"
 
 
-def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], arguments: list[str]) -> None:
-    """Build all of ``jobs``, ``at_once`` at a time, and call ``show`` twice a second.
+def run(jobs: list[Job], at_once: int, arguments: list[str]) -> None:
+    """Build all of ``jobs``, ``at_once`` at a time, and report each that ends in a line.
 
     Args:
         arguments: more arguments of `trainyard image`.
@@ -152,15 +148,17 @@ def run(jobs: list[Job], at_once: int, show: Callable[[list[Job]], None], argume
             # Otherwise two targets could bootstrap the same base at the same time.
             base_image.resolve(spec.base, builder_name=spec.context.builder)
     pool = ThreadPoolExecutor(at_once)
-    running = [pool.submit(make, job, arguments) for job in jobs]
+    running = {pool.submit(make, job, arguments): job for job in jobs}
     try:
-        while not all(target.done() for target in running):
-            show(jobs)
-            time.sleep(0.5)
-        show(jobs)
+        while running:
+            stages.now(", ".join(f"{job.target} {job.stage}" for job in running.values() if job.stage != "waiting"))
+            ended, _ = wait(running, 0.5, FIRST_COMPLETED)
+            for future in ended:
+                logger.info(line(running.pop(future)))
+                future.result()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        while not all(target.done() for target in running):  # a child process may be starting
+        while not all(future.done() for future in running):  # a child process may be starting
             _end(jobs)
         raise
     pool.shutdown()
@@ -180,37 +178,10 @@ def _end(jobs: list[Job]) -> None:
         running = [process for process in running if process.poll() is None]
 
 
-def view(jobs: list[Job]) -> Table:
-    """Return the progress of every target, for people."""
-    table = Table("target", "", "seconds", box=None)
-    for job in jobs:
-        style = {"ready": "green", "failed": "bold red", "waiting": "dim"}.get(job.stage, "")
-        table.add_row(job.target, Text(job.stage, style=style), f"{job.seconds:.0f}" if job.seconds else "")
-    return table
-
-
-class Lines:
-    """Print a line whenever a target enters another stage, for a log."""
-
-    def __init__(self) -> None:
-        self._printed: dict[str, str] = {}
-
-    def __call__(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            part = job.stage.split(":")[0]
-            if part != "waiting" and self._printed.get(job.target) != part:
-                self._printed[job.target] = part
-                logger.info(f"{job.target}: {part}{f': {job.reason}' if job.reason and job.done else ''}")
-
-
-def summary(jobs: list[Job]) -> Table:
-    """Return the result for people."""
-    table = Table("target", "", "size", "seconds", Column("why", overflow="fold"))
-    for job in jobs:
-        size = in_units(job.result["verify"]["size"]) if job.result else ""
-        style = "green" if job.stage == "ready" else "bold red"
-        table.add_row(job.target, Text(job.stage, style=style), size, f"{job.seconds:.0f}", Text(job.reason))
-    return table
+def line(job: Job) -> str:
+    """Return how a target ended, for people."""
+    why = in_units(job.result["verify"]["size"]) if job.result else job.reason
+    return f"{job.target:<20} {job.stage:<6} {job.seconds:5.0f} s  {why}"
 
 
 def result(jobs: list[Job]) -> dict[str, Any]:

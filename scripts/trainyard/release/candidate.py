@@ -8,28 +8,32 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from docker.models.images import Image
-from rich.table import Column, Table
-from rich.text import Text
 
+from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
-from trainyard.image.plan import Plan
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.release import events
+from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
-from trainyard.spec import state
+from trainyard.spec import lock, state
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace
 
 logger = logging.getLogger(__name__)
+
+#: Packages that are named among what changed; the others are counted.
+_NAMED = 3
+
+#: Name of an input of an image -> what it is.
+_PARTS = {"code.tar": "code"}
 
 #: Files of every image of Trainyard: the launcher, and what it reads about the image.
 _LAUNCHER, _ABOUT = "/usr/local/bin/launch", "/opt/trainyard/image.json"
@@ -51,12 +55,15 @@ def make(
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
         show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
-        ``image`` (its local reference), ``plan``, and the results of ``build``, ``verify`` and ``smoke``.
+        ``image`` (its local reference), ``plan``, the results of ``build``, ``verify`` and ``smoke``, and ``changed``
+        (see :func:`changed`).
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
     docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
     with state.candidate_lock(spec.kept):
+        before = state.passed(spec.kept)
+        since = state.when(spec.kept, "smoke", before["digest"]) if before else ""
         emit("stage", stage="build")
         plan, built = build.build(
             spec,
@@ -69,20 +76,47 @@ def make(
         # Smoke tests that run at the same time would exceed their time limits.
         with state.file_lock(spec.context.state, "training"):
             emit("stage", stage="verify")
-            logger.info(f"verifying {plan.candidate}")
-            verified: Any = None if force else state.recall(spec.kept, "verify", digest)
-            if not verified or not verified["passed"]:
-                verified = verify.verify(spec, plan.candidate, show=show)
+            verified = None if force else _passed(spec, "verify", digest)
+            verified = verified or verify.verify(spec, plan.candidate, show=show)
             emit("stage", stage="smoke")
-            logger.info(f"testing {plan.candidate}")
-            trained: Any = None if force else state.recall(spec.kept, "smoke", digest)
-            if not trained or not trained["passed"]:
-                trained = smoke_test.smoke(spec, plan.candidate)
+            trained = None if force else _passed(spec, "smoke", digest)
+            trained = trained or smoke_test.smoke(spec, plan.candidate)
         found = docker_engine.image(plan.candidate, made_by=spec.command("image"))
         for tag in (spec.local_name, plan.tag):
             found.tag(NAME, tag)
         docker_engine.client().images.remove(plan.candidate)
-        return {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
+        changes = f"{changed(before, built)} since {since}" if before else "everything: no image passed before"
+        made = {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
+        return made | {"changed": changes}
+
+
+def _passed(spec: Spec, step: state.Step, digest: str) -> Any:
+    """Return the result of a step that an image has passed before, and say so; None if it has not."""
+    found = state.recall(spec.kept, step, digest)
+    if not found or not found["passed"]:
+        return None
+    logger.info(stages.row(step, f"unchanged, passed {state.when(spec.kept, step, digest)}"))
+    return found
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return what differs between two results of :func:`trainyard.image.build.build`, in words."""
+    if before["digest"] == now["digest"]:
+        return "nothing"
+    found = diff.changes(before.get("versions", now["versions"]), now["versions"])
+    packages = [f"{name} {old} -> {new}" for name, (old, new) in found["changed"].items()]
+    packages += [f"{name} {version} added" for name, version in found["added"].items()]
+    packages += [f"{name} removed" for name in found["removed"]]
+    if len(packages) > _NAMED:
+        packages[_NAMED:] = [f"{len(packages) - _NAMED} more packages"]
+    files = {name for names in diff.changes(before["inputs"], now["inputs"]).values() for name in names}
+    folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith((lock.FILE, "Dockerfile"))}
+    parts = [*packages, *sorted(folders), *(["base"] if before["base"] != now["base"] else [])]
+    if not parts:
+        same = set(before["layers"]) == set(now["layers"])
+        parts = ["settings" if files or same else "base or system packages"]
+    fresh = len(set(now["layers"]) - set(before["layers"]))
+    return f"{', '.join(parts)} ({fresh} of {len(now['layers'])} layers)"
 
 
 def from_reference(
@@ -106,9 +140,10 @@ def from_reference(
     image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
     tested = subject(image, reference, spec.workspace if spec else None)
     with state.file_lock(context.state, "training"):
-        logger.info(f"verifying {reference}")
         verified = verify.verify(None, reference, show=show)
-        trained = smoke_command.check(tested)
+        with stages.stage("smoke") as stage:
+            trained = smoke_command.check(tested)
+            stage.done = smoke_test.described(trained)
     name = f"{NAME}:{spec.local_name}" if spec else reference
     if spec:
         image.tag(NAME, spec.local_name)
@@ -175,28 +210,19 @@ def tested(trained: dict[str, Any]) -> str:
     return f"{trained.get('level', 'trained')}{f' ({shlex.join(command)})' if command else ''}"
 
 
-def summary(made: dict[str, Any]) -> Table:
-    """Return the result for people."""
-    plan: Plan = made["plan"]
-    built, verified, trained = made["build"], made["verify"], made["smoke"]
-    table = Table("", Column("", overflow="fold"), title=plan.local, title_justify="left", show_header=False)
-    table.add_row("digest", built["digest"])
-    table.add_row("tags", f"{NAME}:{plan.spec.local_name}, {NAME}:{plan.tag}")
-    table.add_row("index", plan.index)
-    table.add_row("base", plan.base)
-    for note in plan.notes:
-        table.add_row("fallback", Text(note), style="yellow")
-    table.add_row("packages", str(verified["packages"]))
-    budget = f", budget {in_units(plan.spec.budget.size)}" if plan.spec.limited else ""
-    table.add_row("size", f"{in_units(verified['size'])}{budget}")
-    for layer in verified["layers"]:
-        table.add_row(f"  {layer['stage']}", f"{in_units(layer['size'])} ({in_units(layer['compressed'])} compressed)")
-    table.add_row("tested", Text(tested(trained)))
-    for note in trained.get("notes", []):
-        table.add_row("note", Text(note), style="yellow")
-    if "accuracy" in trained:
-        table.add_row("accuracy", f"{trained['accuracy']:.2f} % (floor {100 * plan.spec.smoke.accuracy:g} %)")
-        table.add_row("training", f"{trained['images_per_second']:,.0f} images/s")
-    stages = {"build": built, "verify": verified, "smoke": trained}
-    table.add_row("seconds", ", ".join(f"{name} {facts['seconds']:.1f}" for name, facts in stages.items()))
-    return table
+def summary(made: Mapping[str, Any], closing: str) -> list[str]:
+    """Return the result for people: the image, its size, how it was tested, what changed, and the next command.
+
+    Args:
+        made: the result of :func:`make` or :func:`from_reference`.
+        closing: the next command.
+    """
+    verified, trained = made["verify"], made["smoke"]
+    rows = {
+        "image": made["image"] + (f", {NAME}:{made['plan'].tag}" if "plan" in made else ""),
+        "size": f"{in_units(verified['size'])} in {len(verified['layers'])} layers, {verified['packages']} packages",
+        "tested": tested(trained),
+        "changed": made.get("changed"),
+        "next": closing,
+    }
+    return [stages.row(name, text) for name, text in rows.items() if text]

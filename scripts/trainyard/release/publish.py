@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import docker.errors
-from rich.table import Column, Table
 
+from trainyard.common import stages
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, provenance
 from trainyard.oci import docker_engine, inventory, registry
@@ -137,15 +137,17 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         )
     if same:
         digest = str(before)
-        blob_status = {"": "exists"}  # every digest starts with the empty string
+        reported = upload_report(parts, {"": "exists"})  # every digest starts with the empty string
     else:
-        logger.info(f"pushing {digest[:19]} to {destination}")
-        blob_status = _upload(image, destination, parts)
+        with stages.stage("push") as stage:
+            reported = upload_report(parts, _upload(image, destination, parts))
+            there = sum(not blob["uploaded"] for blob in reported)
+            size = in_units(sum(blob["size"] for blob in reported if blob["uploaded"]))
+            stage.done = f"{size} uploaded, {there} of {len(parts)} blobs were there"
         after = registry.digest_of(destination)
         if after is None or (after != digest and docker_engine.stores_in_containerd()):
             raise StepFailed(f"{destination} is {after or 'missing'} after the push of {digest}")
         digest = after
-    reported = upload_report(parts, blob_status)
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
     return {
         **repository.named(digest, tag),
@@ -283,7 +285,7 @@ def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
             blob_status[start] = status
             for blob in parts:
                 if status == "uploaded" and start in (blob.digest[7:19], blob.diff_id[7:19]):
-                    logger.info(f"  {blob.name}: {in_units(blob.size)} uploaded")
+                    stages.now(f"{blob.name}: {in_units(blob.size)} uploaded")
     finally:
         docker_engine.client().api.remove_image(destination, noprune=True)
     return blob_status
@@ -326,12 +328,3 @@ def attach_claims(
         document = audit.vex_of(spec, local, digest) if vex is None else vex
         made += [predicates.vex(document)] if document is not None else []
     return claims.attach(repository, subject, signer, made, known=known)
-
-
-def table(pushed: dict[str, Any]) -> Table:
-    """Return the blobs of a push and whether they were uploaded, for people."""
-    shown = Table("blob", Column("size", justify="right"), "", title=pushed["tag"], title_justify="left")
-    for blob in pushed["blobs"]:
-        status = "uploaded" if blob["uploaded"] else "already exists"
-        shown.add_row(blob["name"], in_units(blob["size"]), status, style=None if blob["uploaded"] else "dim")
-    return shown

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import secrets
 import tarfile
 import threading
@@ -23,13 +24,17 @@ import requests
 from docker.models.containers import Container
 from docker.models.images import Image
 
-from trainyard.common.errors import StepFailed
+from trainyard.common import stages
+from trainyard.common.errors import StepFailed, one_line
 from trainyard.oci import docker_engine
 
 logger = logging.getLogger(__name__)
 
 #: The fakes: single files that need only Python's standard library.
 GOOGLE_CLOUD, STORAGE = (Path(__file__).parent / "fakes" / name for name in ("google_cloud.py", "storage.py"))
+
+#: What a training logs of its progress.
+_MEASURED = re.compile(r"\b(epoch|step|loss|accuracy)\b[\"']?\s*[:= ]\s*(\d[\d.]*)", re.IGNORECASE)
 
 #: Folder of a fake and its files in its container.
 _FOLDER = "fakes"
@@ -309,6 +314,16 @@ def wait(container: Container, seconds: float) -> int | None:
     except requests.exceptions.RequestException:
         container.reload()
         return None if container.status == "running" else int(container.attrs["State"]["ExitCode"])
+
+
+def watch(container: Container, seconds: float, what: str) -> int | None:
+    """Return what :func:`wait` does, and report the last line that the container prints as what ``what`` does now."""
+    until = time.monotonic() + seconds
+    for piece in output(container, seconds):
+        for line in piece.decode(errors="replace").strip().splitlines()[-1:]:
+            measured = ", ".join(f"{name.lower()} {value}" for name, value in _MEASURED.findall(line))
+            stages.now(f"{what}: {measured or one_line(line)}")
+    return wait(container, until - time.monotonic())
 
 
 def stop(container: Container, grace: float) -> tuple[int, float]:

@@ -51,6 +51,7 @@ class BuildResult(Result, total=False):
         notes: fallbacks that were taken, a sentence each.
         layers: diff ids of its layers, whose contents are known (:mod:`trainyard.oci.layer_contents`).
         inputs: name -> sha256 of every file that it was made of (:func:`trainyard.image.plan.inputs`).
+        versions: package -> version of what its lock has.
     """
 
     seconds: float
@@ -61,6 +62,7 @@ class BuildResult(Result, total=False):
     notes: list[str]
     layers: list[str]
     inputs: dict[str, str]
+    versions: dict[str, str]
 
 
 @_open
@@ -253,11 +255,26 @@ def builds(kept: Path) -> Iterator[BuildResult]:
             yield found
 
 
-def last(kept: Path, step: Literal["verify"]) -> VerifyResult | None:
-    """The result that was recorded last for a target, whatever image it is about; None if there is none."""
+def last(kept: Path, step: Step) -> Any:
+    """Return the result that was recorded last for a target, whatever image it is about; None if there is none."""
     newest = max(kept.glob(f"results/*/{step}.json"), key=_modified, default=None)
-    found: VerifyResult | None = _load(newest) if newest else None
-    return found
+    return _load(newest) if newest else None
+
+
+def seconds(kept: Path, step: Step) -> float | None:
+    """Return how many seconds a step took when it was recorded last for a target; None if that is not known."""
+    return (last(kept, step) or {}).get("seconds")
+
+
+def passed(kept: Path) -> BuildResult | None:
+    """Return the result of the last build of a target whose image passed; None if there is none."""
+    smoked = ((found, recall(kept, "smoke", found["digest"])) for found in builds(kept))
+    return next((found for found, smoke in smoked if smoke and smoke["passed"]), None)
+
+
+def when(kept: Path, step: Step, digest: str) -> str:
+    """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(_modified(_path(kept, step, digest)) / 10**9))
 
 
 def require(kept: Path, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:

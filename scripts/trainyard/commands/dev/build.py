@@ -22,6 +22,7 @@ GROUP = "build"
 @options.flag("--no-cache", help="Build every stage again.")
 @options.offline
 @options.quiet
+@options.verbose
 @options.json_output
 @click.pass_obj
 def command(context: Context, target: str | None, compression: str, no_cache: bool, quiet: bool, as_json: bool) -> None:
@@ -35,7 +36,7 @@ def command(context: Context, target: str | None, compression: str, no_cache: bo
     from trainyard.spec.model import load
 
     plan, facts = build.build(load(target, context=context), compression=compression, no_cache=no_cache)
-    console.say(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
+    console.say(f"built {plan.candidate} {facts['digest']}")
     if quiet and not as_json:
         print(facts["digest"])
     console.result({"image": plan.candidate} | facts, as_json=as_json)

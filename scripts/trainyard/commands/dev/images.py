@@ -40,22 +40,18 @@ def command(
 ) -> None:
     """Run 'trainyard image' for TARGETS, all of the catalogue by default. One that fails does not stop the others.
 
-    Stages that several images share are built once. The log of each target is build/<target>/image.log.
+    Stages that several images share are built once. The log of each target is build/<target>/image.log, and
+    BuildKit's is build.log beside it.
     """
-    from trainyard.common import console
+    from trainyard.common import console, stages
     from trainyard.oci import docker_engine
     from trainyard.release import batch
 
     chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split(), context)
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
     docker_engine.client()
-    if console.terminal().is_terminal:
-        from rich.live import Live
-
-        with Live(batch.view(chosen), console=console.terminal(), refresh_per_second=4, transient=True) as live:
-            batch.run(chosen, jobs, lambda some: live.update(batch.view(some)), arguments)
-    else:
-        batch.run(chosen, jobs, batch.Lines(), arguments)
-    console.show(batch.summary(chosen))
+    with stages.stage("images") as stage:
+        batch.run(chosen, jobs, arguments)
+        stage.done = f"{sum(job.stage == 'ready' for job in chosen)} of {len(chosen)} are ready"
     console.result(batch.result(chosen), as_json=as_json)
     batch.require_all_ready(chosen)

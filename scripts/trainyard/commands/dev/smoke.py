@@ -16,6 +16,7 @@ GROUP = "build"
     "trainyard dev smoke xla",
 )
 @options.target
+@options.verbose
 @options.json_output
 @click.pass_obj
 def command(context: Context, target: str | None, as_json: bool) -> None:
@@ -36,5 +37,5 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     facts = smoke_test.smoke(spec, docker_engine.default_reference(spec.local_name))
     for note in facts["notes"]:
         console.warn(note)
-    console.say(f"{spec.local_name}: {facts['level']}, in {facts['seconds']} s")
+    console.say(f"{spec.local_name}: {facts['level']}")
     console.result(facts, as_json=as_json)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from trainyard.common import stages
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.registration import neighbours
 from trainyard.common.rule_engine import Finding, Rule, Severity, rules_in
@@ -37,6 +38,7 @@ def check(image: Evidence) -> dict[str, list[Finding]]:
     """
     reported: dict[str, list[Finding]] = {rule.id: [] for rule in RULES}
     for rule in rules_for(image):
+        stages.now(rule.title)
         findings = [_waived(finding, image) for finding in rule(image)]
         if len(findings) > LIMIT:
             rest = dataclasses.replace(findings[LIMIT], where="and", what=f"{len(findings) - LIMIT} more")

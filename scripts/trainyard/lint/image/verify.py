@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from trainyard.common import rule_engine
+from trainyard.common import rule_engine, stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
@@ -129,7 +129,7 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
     Args:
         spec: of the image's target; with None only the rules that need no spec apply, and nothing is recorded.
         reference: the image.
-        show: called with what people read: tables of the layers and the rules, lines, and each :class:`Finding`.
+        show: called with what people read: each :class:`Finding`, and with ``--verbose`` a table of the layers.
     Returns:
         ``digest``, ``passed``, ``findings`` and ``notes`` (each a :class:`Finding` as dictionary), ``size`` (bytes),
         ``layers`` (``stage``, ``created_by``, ``digest``, ``diff_id``, ``size``, ``compressed``), ``config``
@@ -141,11 +141,14 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
     """
     started = time.monotonic()
     digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
-    evidence, by_rule = examine(spec, reference)
-    findings = [finding for some in by_rule.values() for finding in some]
-    failed = [finding for finding in findings if finding.fails]
-    rules = core.rules_for(evidence)
-    seconds = round(time.monotonic() - started, 1)
+    with stages.stage("verify", state.seconds(spec.kept, "verify") if spec else None) as stage:
+        stages.now("reading the layers")
+        evidence, by_rule = examine(spec, reference)
+        findings = [finding for some in by_rule.values() for finding in some]
+        failed = [finding for finding in findings if finding.fails]
+        rules = core.rules_for(evidence)
+        seconds = round(time.monotonic() - started, 1)
+        stage.done = f"{len(rules)} rules, {len(evidence.inside.packages)} packages"
     facts = {
         "passed": not failed,
         "findings": [rule_engine.as_dict(finding) for finding in failed],
@@ -159,11 +162,10 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
     # An image of another target is not one that this target could publish.
     if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
         state.record(spec.kept, "verify", digest, facts)
-    show(_sizes(evidence))
-    if spec:
-        show(contents.compared(evidence))
-    title = f"{len(rules)} rules, {len(evidence.inside.packages)} packages, {seconds} s"
-    show(rule_engine.results_table(title, rules, by_rule))
+    if logger.isEnabledFor(logging.DEBUG):
+        show(_sizes(evidence))
+        if spec:
+            show(contents.compared(evidence))
     for finding in findings:
         show(finding)
     if failed:

@@ -1,0 +1,316 @@
+"""What a command prints while it runs: one moving line per stage on a terminal, and few lines everywhere."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.test_walk import DIGEST, Engine, engine  # noqa: F401
+
+from trainyard.common import console, stages
+from trainyard.image import build
+from trainyard.image.wheel_layers import WheelLayer
+from trainyard.oci import docker_engine
+from trainyard.release import candidate
+from trainyard.sandbox import containers
+from trainyard.spec import model, state
+from trainyard.spec.lock import Pin
+
+Run = Callable[..., tuple[int, str, str]]
+
+#: A process with a command whose stage `build` does what follows.
+STARTED = """\
+import sys, time, click, logging
+from trainyard import cli
+from trainyard.common import console, stages
+def body(verbose=False):
+    if verbose:
+        console.be_verbose()
+    with stages.stage("build", 48.8) as stage:
+        stages.now("installing tensorflow-cpu 280.0 MB, numpy 20.0 MB, grpcio 7.1 MB, 15 wheels 20.0 MB")
+        time.sleep(0.3)
+        {}
+        stage.done = "log: build/mine/build.log"
+    console.say("image    trainyard:mine")
+cli.Commands.get_command = lambda *_: click.Command("list", callback=body)
+sys.exit(cli.run(["list"]))
+"""
+
+
+def on_terminal(script: str, columns: int = 80, interrupt: bool = False, **variables: str) -> tuple[int, str]:
+    """Run a script on a terminal; its exit status, and what it wrote there."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", **variables}
+    environment.pop("COLUMNS", None)
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=inner, stdout=subprocess.PIPE)
+    os.close(inner)
+    written = b""
+    while True:
+        try:
+            piece = os.read(outer, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+        if interrupt and b"installing" in written:
+            process.send_signal(signal.SIGINT)
+            interrupt = False
+    os.close(outer)
+    return process.wait(60), written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows after what was written to it: enough for what rich writes."""
+    lines, row = [""], 0
+    for word in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if word == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif word.endswith("A") and word.startswith("\x1b"):
+            row -= int(word[2:-1] or 1)
+        elif word == "\x1b[2K":
+            lines[row] = ""
+        elif word == "\r" or word.startswith("\x1b"):
+            continue
+        else:
+            lines[row] += word
+    return [line for line in lines if line.strip()]
+
+
+def test_a_terminal_shows_a_moving_line_that_one_line_replaces() -> None:
+    status, written = on_terminal(STARTED.format("console.warn('the index is slow')"))
+    assert status == 0
+    assert re.search(
+        r"build 0 s, 49 s last time +installing tensorflow-cpu 280.0", re.sub(r"\x1b\[[0-9;]*m", "", written)
+    )
+    warning, built, image = screen(written)
+    assert warning == "WARNING: the index is slow"
+    assert re.fullmatch(r"build +\d\.\d s  log: build/mine/build.log", built)
+    assert image == "image    trainyard:mine"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 200])
+def test_the_moving_line_is_one_line_at_any_width(columns: int) -> None:
+    _, written = on_terminal(STARTED.format(""), columns)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    drawn = [line for line in re.split(r"[\r\n]+", plain) if "build " in line and "log" not in line]
+    assert drawn and all(len(line) <= columns for line in drawn)
+    if columns == 40:
+        assert any(line.rstrip().endswith("…") for line in drawn)
+
+
+def test_an_interrupt_clears_the_moving_line_and_leaves_one() -> None:
+    status, written = on_terminal(STARTED.format("time.sleep(30)"), interrupt=True)
+    assert (status, screen(written)) == (130, ["list: interrupted"])
+
+
+def test_no_color_leaves_the_line_without_colors() -> None:
+    _, written = on_terminal(STARTED.format(""), NO_COLOR="1")
+    assert "installing" in written
+    assert not re.search(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9\d)[;\dm]", written)
+
+
+def lines(script: str, **variables: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "GITHUB_ACTIONS"} | variables
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return [re.sub(r" +\d\.\d s", " T s", line) for line in done.stderr.splitlines()]
+
+
+def test_a_log_has_a_line_at_the_beginning_and_at_the_end_of_a_stage() -> None:
+    expected = ["build, 49 s last time", "build T s  log: build/mine/build.log", "image    trainyard:mine"]
+    assert lines(STARTED.format("")) == expected
+    assert lines(STARTED.format(""), FORCE_COLOR="1") == expected, "a log in color has no moving line, either"
+
+
+def test_a_dumb_terminal_gets_the_lines_of_a_log() -> None:
+    _, written = on_terminal(STARTED.format(""), TERM="dumb")
+    assert "\x1b" not in written
+    assert [line.split(" ")[0] for line in written.splitlines()] == ["build,", "build", "image"]
+
+
+def test_verbose_prints_what_a_stage_does_and_groups_it_on_github() -> None:
+    script = STARTED.replace("verbose=False", "verbose=True").format("logging.getLogger('trainyard').debug('#1 x')")
+    begun, now, log, ended, _ = lines(script)
+    assert (begun, log) == ("build, 49 s last time", "#1 x") and now.startswith("installing ")
+    assert ended == "build T s  log: build/mine/build.log"
+    assert lines(script, GITHUB_ACTIONS="true") == [
+        "::group::build, 49 s last time", now, "#1 x", "::endgroup::", ended, "image    trainyard:mine",
+    ]  # fmt: skip
+
+
+def test_a_failed_stage_has_no_last_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED.format("raise cli.StepFailed('the disk is full')")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "build, 49 s last time\nlist: the disk is full\n")
+
+
+def test_an_image_is_a_few_lines(
+    engine: Callable[[str], Engine],  # noqa: F811
+    trainyard: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second time nothing is verified and trained in, and no seconds of the first time are shown as now's."""
+    engine("tf-cpu")
+    status, _, err = trainyard("image", "tf-cpu")
+    assert status == 0
+    first = err.splitlines()
+    assert [line.split()[0].rstrip(",") for line in first] == [
+        "build", "build", "verify", "verify", "smoke", "smoke", "image", "size", "tested", "changed", "next",
+    ]  # fmt: skip
+    assert "/build.log" in first[1]
+    assert first[5].endswith("trained, accuracy 99.00 %, stopped and resumed")
+    assert "changed  everything: no image passed before" in first
+    assert first[-1] == "next     docker run --rm trainyard:tf-cpu mnist --fake-data --epochs 1"
+
+    status, _, err = trainyard("image", "tf-cpu")
+    again = err.splitlines()
+    passed = state.when(model.load("tf-cpu").kept, "smoke", DIGEST)
+    assert [line for line in again if line.startswith(("verify", "smoke", "changed"))] == [
+        f"verify   unchanged, passed {passed}",
+        f"smoke    unchanged, passed {passed}",
+        f"changed  nothing since {passed}",
+    ]
+
+
+def test_the_layers_are_a_table_with_verbose(engine: Callable[[str], Engine], trainyard: Run) -> None:  # noqa: F811
+    engine("tf-cpu")
+    _, _, err = trainyard("image", "tf-cpu", "--verbose")
+    assert "largest packages" in err and "Labels match the spec" in err
+    assert "largest packages" not in trainyard("verify", "tf-cpu")[2]
+
+
+BUILT: dict[str, Any] = {
+    "digest": "1",
+    "base": "debian:13",
+    "layers": ["a", "b"],
+    "inputs": {"Dockerfile": "1", "trainyard.lock [framework]": "1", "code.tar": "1", "trainers/common/run.py": "1"},
+    "versions": {"numpy": "2.4.5", "einops": "0.8.2", "six": "1.17.0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({"digest": "1"}, "nothing"),
+        ({"inputs": {"code.tar": "2"}, "layers": ["a", "c"]}, "code (1 of 2 layers)"),
+        ({"inputs": {"Dockerfile": "2"}}, "settings (0 of 2 layers)"),
+        ({}, "settings (0 of 2 layers)"),
+        ({"layers": ["c", "b"]}, "base or system packages (1 of 2 layers)"),
+        ({"base": "debian:12", "layers": ["c", "d"]}, "base (2 of 2 layers)"),
+        (
+            {"versions": {"numpy": "2.4.6", "six": "1.17.0", "attrs": "26.1.0"}, "inputs": {"Dockerfile": "2"}},
+            "numpy 2.4.5 -> 2.4.6, attrs 26.1.0 added, einops removed (0 of 2 layers)",
+        ),
+        (
+            {"versions": {"a": "1", "b": "1", "numpy": "2.4.5"}, "inputs": {"code.tar": "2", "trainers/tf/x.py": "1"}},
+            "a 1 added, b 1 added, einops removed, 1 more packages, code, trainers (0 of 2 layers)",
+        ),
+    ],
+)
+def test_what_changed_since_the_last_image_is_named(now: dict[str, Any], words: str) -> None:
+    after = {**BUILT, "digest": "2", **now}
+    after["inputs"] = BUILT["inputs"] | now.get("inputs", {})
+    assert candidate.changed(BUILT, after) == words
+
+
+def test_the_last_image_that_passed_is_the_last_that_was_built(tmp_path: Path) -> None:
+    """Not one that failed, and not one that was tested later and built before."""
+    for digest, passed in (("a", True), ("b", True), ("c", False), ("a", True)):
+        state.record(tmp_path, "build", digest, {"passed": True, "seconds": 1.0})
+        state.record(tmp_path, "smoke", digest, {"passed": passed})
+    state.record(tmp_path, "smoke", "b", {"passed": True})
+    found = state.passed(tmp_path)
+    assert found and found["digest"] == "a"
+    assert state.passed(tmp_path / "none") is None
+
+
+def test_how_long_a_step_took_last_time_is_known_from_its_last_result(tmp_path: Path) -> None:
+    assert state.seconds(tmp_path, "build") is None
+    state.record(tmp_path, "build", "a", {"passed": True, "seconds": 3.5})
+    assert state.seconds(tmp_path, "build") == 3.5
+    state.record(tmp_path, "build", "b", {"passed": True})
+    assert state.seconds(tmp_path, "build") is None
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ([("numpy", 20_000_000)], "installing numpy 20.0 MB"),
+        ([("a", 400_000), ("b", 600_000)], "installing 2 wheels 1.0 MB"),
+        ([("numpy", 0)], "installing numpy"),
+    ],
+)
+def test_a_build_names_wheels_and_bytes(pins: list[tuple[str, int]], words: str) -> None:
+    layer = WheelLayer("wheels-1", tuple(Pin(name, "1", ("0" * 64,), size) for name, size in pins))
+    assert build._words(layer) == words
+
+
+class Trains:
+    """A container that prints these pieces, and ends."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    def logs(self, **_: object) -> Any:
+        return iter(self._pieces)
+
+    def wait(self, **_: object) -> dict[str, int]:
+        return {"StatusCode": 3}
+
+
+def test_a_run_is_followed_by_step_and_accuracy(caplog: pytest.LogCaptureFixture) -> None:
+    pieces = [
+        b"launch: start\n| Training Device=cpu Epoch=1 Step=20 Loss=0.52 Rate=812.00 GlobalRate=800.00 Time=10:32:11\n",
+        b"Epoch 1 test end 10:32:12, Accuracy=97.12\n",
+        b"\n",
+        b'{"event": "summary", "accuracy": 97.12, "loss": null}\n',
+        b"a bar 10 %\ra bar \x1b[1m20 %",
+    ]
+    with caplog.at_level("DEBUG", "trainyard"):
+        assert containers.watch(Trains(*pieces), 10, "straight run") == 3  # type: ignore[arg-type]
+    assert caplog.messages == [
+        "straight run: epoch 1, step 20, loss 0.52",
+        "straight run: epoch 1, accuracy 97.12",
+        "straight run: accuracy 97.12",
+        "straight run: a bar \\x1b[1m20 %",
+    ]
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_the_list_of_targets_fits_20_lines_at_80_columns(
+    built: bool, trainyard: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> dict[str, str]:
+        return {"version": f"{name}-2.21.0-20261125-76c90026-amd64"} if built else {}
+
+    monkeypatch.setattr(docker_engine, "version", version)
+    found = trainyard("list")[2].splitlines()
+    assert len(found) <= 20 and all(len(line) <= 80 for line in found)
+    assert {line.split()[0] for line in found[1:]} == set(model.targets()) | {"gpu-2.7"}
+    assert ("2.21.0-20261125-76c90026" in found[1]) is built
+
+
+def test_what_other_programs_print_is_not_put_into_makes_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log may have thousands of lines, and each translation looks at all commands."""
+    with console.Messages(lambda text: f"<{text}>"):
+        console.be_verbose()
+        stages.now("now")
+        console.say("said")
+    assert capsys.readouterr().err == "now\n<said>\n"
