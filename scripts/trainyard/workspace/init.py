@@ -143,7 +143,7 @@ class Repository:
             raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
         self.folder = folder
         self.names = files(folder)
-        self.sources = Sources(folder, self.names)
+        self.sources = Sources({name: folder / name for name in self.names})
         self.project = python_projects.read(folder)
         scripts = self.project.scripts if self.project and self.project.installed else {}
         self.commands = candidates(folder, self.names, self.sources, scripts)

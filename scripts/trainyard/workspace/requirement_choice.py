@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -210,7 +210,34 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
     """
     own = {canonicalize_name(project.name)} if project else set()
     known = {*choice.names, *own, *_OTHER_FRAMEWORKS, *provided(spec)[0], *provided(spec)[1]}
-    missing: dict[str, str] = {}
+    found, choice.unknown = missing(closure, sources, known)
+    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
+    for extra, lines in extras.items():
+        listed = {canonicalize_name(Requirement(line).name) for line in lines} & found.keys()
+        if listed and len(lines) <= 20:
+            choice.extras.append(extra)
+            found = {name: place for name, place in found.items() if name not in listed}
+    for name, place in found.items():
+        if choice.file:
+            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
+        choice.packages.append(name)
+    if found and not choice.why:
+        choice.why = "the code imports them"
+    for module, place in choice.unknown.items():
+        choice.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+
+
+def missing(
+    closure: Iterable[Source], sources: Sources, known: Container[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the packages that files always import and that are not known -> where; the same of modules of others.
+
+    Args:
+        closure: the files, of ``sources``.
+        known: canonical names of packages.
+    """
+    packages: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for source in closure:
         for statement in source.imports:
             top = statement.top
@@ -218,23 +245,9 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
                 continue
             storage = statement.module.startswith("google.cloud.storage")
             name = "google-cloud-storage" if storage else import_names.distribution(top)
-            if not {name, canonicalize_name(top)} & known:
-                names = choice.unknown if name is None else missing
-                names.setdefault(name or top, source.at(statement.line))
-    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
-    for extra, lines in extras.items():
-        listed = {canonicalize_name(Requirement(line).name) for line in lines} & missing.keys()
-        if listed and len(lines) <= 20:
-            choice.extras.append(extra)
-            missing = {name: place for name, place in missing.items() if name not in listed}
-    for name, place in missing.items():
-        if choice.file:
-            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
-        choice.packages.append(name)
-    if missing and not choice.why:
-        choice.why = "the code imports them"
-    for module, place in choice.unknown.items():
-        choice.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+            if name not in known and canonicalize_name(top) not in known:
+                (modules if name is None else packages).setdefault(name or top, source.at(statement.line))
+    return packages, modules
 
 
 def provided(spec: Spec) -> tuple[Mapping[str, str], Mapping[str, str]]:
