@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,14 +147,46 @@ def test_keras_in_a_flat_layout_with_setup_cfg(proposed: Proposed) -> None:
     assert "smoke" not in document
 
 
-def test_the_pip_part_of_a_conda_environment(proposed: Proposed) -> None:
-    environment = (
-        "name: x\nchannels: [conda-forge]\ndependencies:\n  - python=3.11\n  - pytorch=2\n  - scipy\n"
-        "  - pip:\n    - einops>=0.7\n    - -e .\n"
-    )
-    document, said = proposed({"environment.yml": environment, "train.py": TRAIN.format(more="")})
-    assert document["requirements"] == ["einops>=0.7"]
-    assert "environment.yml: conda packages are not installed: pytorch, scipy" in said
+ENVIRONMENT = """\
+name: x
+channels: [conda-forge]
+dependencies:
+  - python={python}
+  - pytorch=2.4
+  - conda-forge::tqdm
+  - numpy>=1.26
+  - scikit-learn=1.5.2=py311h123_0
+  - pandas 2.*
+  - ffmpeg
+  - _libgcc_mutex=0.1=main
+  - pip
+  - pip:
+    - einops>=0.7
+    - -e .
+"""
+
+
+def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Proposed) -> None:
+    train = TRAIN.format(more="import tqdm, numpy, sklearn, pandas, scipy\n")
+    document, said = proposed({"environment.yml": ENVIRONMENT.format(python="3.11"), "train.py": train})
+    assert document["requirements"] == ["einops>=0.7", "tqdm", "scikit-learn==1.5.2.*", "pandas==2.*", "scipy"]
+    assert document["base"] == "debian-12"
+    assert "base: debian-12 (environment.yml:4 asks for python=3.11)\n" in said
+    assert re.search(r"environment.yml:5 lists torch==2.4.\*: the image has [\d.]+, unless 'framework: ", said)
+    assert "environment.yml: conda packages that the code does not import are not installed: ffmpeg\n" in said
+    assert "numpy" not in said
+
+
+@pytest.mark.parametrize(
+    ("python", "said"), [("3.13.2", ""), ("3.10", "asks for python=3.10: the image has Python 3.13")]
+)
+def test_a_python_of_conda_that_no_other_base_has_leaves_the_targets(
+    proposed: Proposed, python: str, said: str
+) -> None:
+    document, err = proposed({"environment.yml": ENVIRONMENT.format(python=python), "train.py": TRAIN.format(more="")})
+    assert "base" not in document
+    assert said in err
+    assert ("asks for python" in err) == bool(said)
 
 
 #: An entry of [tool.poetry.dependencies] -> the requirements it becomes. The ranges are those of the tables at
@@ -236,6 +269,13 @@ def test_imports_alone_name_the_packages_that_the_target_lacks(proposed: Propose
     document, said = proposed({"train.py": TRAIN.format(more=more), "helpers.py": "import tqdm\n"})
     assert document["requirements"] == ["opencv-python-headless", "scikit-learn", "tqdm"]
     assert "train.py:7 imports in_house: add the package that provides it to 'requirements'" in said
+
+
+def test_all_requirements_are_named(proposed: Proposed) -> None:
+    modules = "einops, pandas, scipy, tqdm, wandb, timm, peft"
+    document, said = proposed({"train.py": TRAIN.format(more=f"import {modules}\n")})
+    assert document["requirements"] == modules.split(", ")
+    assert f"requirements: {modules} (the code imports them)" in said
 
 
 def test_optional_imports_are_not_required(proposed: Proposed) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import model, workspace, yaml_source
+from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import python_projects, requirement_choice
@@ -97,6 +99,7 @@ class Proposal:
     """Propose what a trainyard.yaml is to hold.
 
     Attributes:
+        base: that with the Python that is asked for; empty if the target's has it.
         run: the command; empty if none was found.
         reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
@@ -106,6 +109,7 @@ class Proposal:
 
     name: str
     target: str
+    base: str
     requirements: requirement_choice.Choice
     environment: dict[str, str]
     code: list[str]
@@ -185,8 +189,9 @@ class Repository:
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
-        shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
+        base = _base(spec, wanted, reasons)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
@@ -201,6 +206,7 @@ class Repository:
         return Proposal(
             name or (f"my-{image}" if image in known else image),
             target,
+            base,
             wanted,
             environment,
             self._code(self.sources.closure(command.path) if command else []),
@@ -277,6 +283,25 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
         return gpu, f"{why}, {marks['cuda']} uses GPUs, and this machine has one"
     notes.append(f"{marks['cuda']} uses a GPU where there is one: --target {gpu} is the image for GPUs")
     return cpu, why
+
+
+def _base(spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
+    """Return the base with the Python that conda is asked for; empty if the target's has it, or none.
+
+    Args:
+        reasons: of the proposal; that of the base is added.
+    """
+    versions, why = wanted.python
+    if spec.python_version in SpecifierSet(versions):
+        return ""
+    known = debian_bases()
+    others = known if spec.base in known else {}
+    found = next((name for name, base in others.items() if base.python in SpecifierSet(versions)), "")
+    if found:
+        reasons[f"base: {found}"] = why
+    else:
+        wanted.notes.append(f"{why}: the image has Python {spec.python_version}")
+    return found
 
 
 def _keras_environment(survey: Survey, name: Name, reasons: dict[str, str]) -> dict[str, str]:
