@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from trainyard.spec import model
-from trainyard.workspace import init
+from trainyard.workspace import check, init, python_projects
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -432,7 +432,8 @@ def test_which_of_two_files_that_train_alike_is_a_question(
     status, out, err = trainyard("init", *words)
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == (
-        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"'"
+        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"', "
+        "or one folder for each image, as in 'trainyard init a'"
     )
     assert not (folder / "trainyard.yaml").exists()
     assert trainyard("init", "--run", "python b/train.py")[0] == 0
@@ -794,3 +795,78 @@ def test_a_script_without_a_main_program_is_found_by_its_name(tmp_path: Path) ->
 def test_a_module_that_only_defines_functions_is_no_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n\ndef train():\n    return torch.ones(1)\n", encoding="utf-8")
     assert not init.Repository(tmp_path).propose(None).run
+
+
+@pytest.fixture
+def monorepo(repository: Callable[..., Path]) -> Callable[..., Path]:
+    """``monorepo({"common.py": ""}, "text/train.py")``: a git repository with trainers that import ``common``."""
+
+    def make(files: dict[str, str], *trainers: str) -> Path:
+        folder = repository(files | dict.fromkeys(trainers, TRAIN.format(more="from common import x\n")))
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+        return folder
+
+    return make
+
+
+LIBRARY = {"libs/common/__init__.py": "x = 1\n"}
+
+
+def test_a_trainer_of_a_monorepo_has_the_library_that_it_imports(
+    monorepo: Callable[..., Path], trainyard: Command
+) -> None:
+    files = LIBRARY | {"services/text/requirements.txt": "einops\n"}
+    folder = monorepo(files, "services/text/train.py", "services/vision/train.py")
+    status, out, err = trainyard("init", "services/text", "--yes")
+    assert (status, out.splitlines()[0]) == (0, str(folder / "services/text/trainyard.yaml"))
+    assert "code: ../../libs (train.py:4 imports common)\n" in err
+    assert "WARNING" not in err
+    assert err.endswith("; then run 'trainyard image services/text/'\n")
+    spec = model.load("services/text/")
+    assert spec.workspace.document.code == [".", "../../libs"]
+    assert spec.target == "text"
+    found = check.check(spec.repository(""))
+    assert ([file.path for file in found.files], found.refused, found.notes) == (
+        ["libs/common/__init__.py", "requirements.txt", "train.py"],
+        [],
+        [],
+    )
+    assert [path.name for path in python_projects.import_roots(spec.workspace)] == ["libs"]
+
+
+@pytest.mark.parametrize("other", ["common/__init__.py", "common.py"])
+def test_a_module_that_two_folders_have_is_the_users(
+    monorepo: Callable[..., Path], trainyard: Command, other: str
+) -> None:
+    monorepo({**LIBRARY, other: ""}, "text/train.py")
+    _, _, err = trainyard("init", "text", "--yes")
+    assert "train.py:4 imports common: add the package that provides it to 'requirements'" in err
+    assert model.load("text/").workspace.document.code == ["."]
+
+
+@pytest.mark.parametrize(("file", "entry"), [("common.py", "../common.py"), ("common/__init__.py", "../common")])
+def test_a_module_at_the_top_of_the_repository_is_taken_alone(
+    monorepo: Callable[..., Path], trainyard: Command, file: str, entry: str
+) -> None:
+    monorepo({file: "x = 1\n"}, "text/train.py")
+    assert trainyard("init", "text", "--yes")[0] == 0
+    spec = model.load("text/").repository("")
+    assert spec.workspace.document.code == [".", entry]
+    assert file in [one.path for one in check.check(spec).files]
+
+
+def test_trainers_of_other_folders_are_named(monorepo: Callable[..., Path], trainyard: Command) -> None:
+    files = LIBRARY | {"tools/prepare.py": TRAIN.format(more="")}
+    monorepo(files, "train.py", "vision/train.py", "text/finetune.py", "examples/a/train.py")
+    _, _, err = trainyard("init", "--yes")
+    note = "also found: vision/train.py, text/finetune.py; for an image of it: 'trainyard init vision'"
+    assert f"WARNING: {note}\n" in err
+
+
+def test_trainers_that_train_alike_may_have_a_folder_each(monorepo: Callable[..., Path], trainyard: Command) -> None:
+    monorepo(LIBRARY, "text/train.py", "vision/train.py")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 2
+    assert err.endswith("\"', or one folder for each image, as in 'trainyard init text'\n")
+    _, _, err = trainyard("init", "--run", "python text/train.py")
+    assert "also found: vision/train.py; for an image of it: 'trainyard init vision'\n" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -49,6 +50,9 @@ _OTHER_PURPOSE = re.compile(
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/")
+
+#: What follows the name of a module in the path of its file.
+_MODULE = (".py", "/__init__.py")
 
 #: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
 #: schedules divide by the number of steps less one. Steps of a loop inside another loop limit no run: in reinforcement
@@ -192,6 +196,7 @@ class Repository:
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = _base(spec, wanted, reasons)
+        libraries = self._libraries(wanted, reasons)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
@@ -209,11 +214,11 @@ class Repository:
             base,
             wanted,
             environment,
-            self._code(self.sources.closure(command.path) if command else []),
+            [*self._code(self.sources.closure(command.path) if command else []), *libraries],
             words,
             smoke,
             {value: why for value, why in reasons.items() if why},
-            notes + wanted.notes,
+            notes + wanted.notes + self._others(command),
             [candidate.command for candidate in self.commands],
             self._question() if run is None else "",
         )
@@ -238,7 +243,48 @@ class Repository:
             return ""
         last = paths[-1] if len(paths) <= 4 else f"{len(paths) - 3} others"
         places = f"{', '.join(paths[: min(len(paths) - 1, 3)])} and {last}"
-        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'"
+        folder = paths[0].rpartition("/")[0]
+        apart = f", or one folder for each image, as in 'trainyard init {folder}'" if folder else ""
+        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'{apart}"
+
+    def _others(self, command: Candidate | None) -> list[str]:
+        """Return the line about programs that train in other folders than the command's; none without them."""
+        taken = {"", command.path.rpartition("/")[0] if command else ""}
+        found: dict[str, str] = {}
+        for one in self.commands:
+            folder = one.path.rpartition("/")[0]
+            if folder not in taken and one.words == ("python", one.path) and not any(one.rank[:2]):
+                found.setdefault(folder, one.path)
+        if not found:
+            return []
+        shown = f"{', '.join(list(found.values())[:3])}{', ...' if len(found) > 3 else ''}"
+        return [f"also found: {shown}; for an image of it: 'trainyard init {next(iter(found))}'"]
+
+    def _libraries(self, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> list[str]:
+        """Return the folders of the git repository, outside of this one, that the code imports from.
+
+        Args:
+            wanted: the modules that are in one of them are removed; the others are noted.
+            reasons: of the proposal; those of the folders are added.
+        """
+        top = workspace.git_root(self.folder)
+        names = files(top) if wanted.unknown and top != self.folder else []
+        found: list[str] = []
+        for module, place in list(wanted.unknown.items()):
+            ends = [f"/{module}{end}" for end in _MODULE]
+            places = [
+                (f"/{name}".removesuffix(end), name) for end in ends for name in names if f"/{name}".endswith(end)
+            ]
+            # At the top, which is on the module path, the module alone.
+            roots = {root[1:] or name.partition("/")[0] for root, name in places}
+            if len(roots) == 1:
+                folder = os.path.relpath(top / roots.pop(), self.folder)
+                reasons[f"code: {folder}"] = f"{place} imports {module}"
+                found.append(folder)
+                del wanted.unknown[module]
+            else:
+                wanted.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+        return list(dict.fromkeys(found))
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
         """Return all of a small repository; of a larger one, what holds code and no data."""

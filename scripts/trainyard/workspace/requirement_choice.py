@@ -245,8 +245,6 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
         choice.packages.append(name)
     if found and not choice.why:
         choice.why = "the code imports them"
-    for module, place in choice.unknown.items():
-        choice.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
 
 
 def _take_from_conda(
