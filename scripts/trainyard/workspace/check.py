@@ -11,7 +11,6 @@ import os
 import posixpath
 import re
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ from trainyard.spec.workspace import FOLDER
 from trainyard.workspace import (
     code_files,
     dockerignore,
-    import_names,
     python_projects,
     requirement_choice,
     requirements,
@@ -81,15 +79,6 @@ class Checked:
                 self.refused.append(str(error))
 
 
-@dataclass(frozen=True)
-class Program:
-    """Name what a command runs: a file or a module; ``certain``: nothing else can be meant."""
-
-    file: str = ""
-    module: str = ""
-    certain: bool = True
-
-
 def require(spec: RepositorySpec) -> list[CodeFile]:
     """Return the files of the code of a repository that :func:`check` does not refuse.
 
@@ -109,26 +98,30 @@ def check(spec: RepositorySpec) -> Checked:
 
     10,000 files take 0.6 s on 2 cores (2026-11-26).
     """
-    found, workspace = Checked(), spec.workspace
+    found, wanted = Checked(), Wanted()
     listed: dict[str, Listed] = {}
-    wanted = Wanted()
     with found.refusing():
-        listed = code_files.listing(workspace) if spec.has_code else {}
+        listed = code_files.listing(spec.workspace) if spec.has_code else {}
     with found.refusing():
-        wanted = requirements.read(workspace, spec.python_version, spec.architecture.machine)
+        wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
     if listed:
         found.size = _check_sizes(found, listed)
-        program = program_of(spec.run or [])
         lines = (*wanted.lines, *wanted.compiled)
         named = {line.name for line in lines} | {one.name for one in wanted.sources}
         provided = [names for one in (spec.extends, spec) for names in requirement_choice.provided(one)]
+        program, module = program_of(spec.run or [])
         with found.refusing():
-            _check_program(found, spec, program, listed, named.union(*provided))
-        with found.refusing():
+            reason = _missing_module(spec, module, listed, named.union(*provided)) or _missing_file(
+                spec, program, listed
+            )
+            if reason:
+                line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
+                where = f"{relative(spec.workspace.file)}:{line}: run"
+                found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
             if provided[0] and "" not in named:  # else nothing is locked, or a requirement has no name
-                _check_imports(found, spec, program, listed, named, named.union(*provided))
+                _check_imports(found, spec, program, module, listed, named, named.union(*provided))
         with found.refusing():
-            found.files = code_files.inspected(workspace, listed)
+            found.files = code_files.inspected(spec.workspace, listed)
     return found
 
 
@@ -147,64 +140,32 @@ def _check_sizes(found: Checked, listed: Mapping[str, Listed]) -> int:
     return size
 
 
-def program_of(command: Sequence[str]) -> Program:
-    """Return the file or the module that a command runs; empty if that is not known for certain."""
-    launcher = _LAUNCHER.match(" ".join([*command, ""]))
-    if launcher:
-        words = command[launcher[0].count(" ") :]
-        scripts = [word for word in words if word.endswith(".py") and not word.startswith("-")]
-        return Program(scripts[0]) if scripts and _NO_SCRIPT.isdisjoint(words) else Program()
+def program_of(command: Sequence[str]) -> tuple[str, str]:
+    """Return the file below /workspace, or the module, that a command runs; empty if that is not known for certain."""
     name, *words = command or [""]
-    if "/" in name:
-        return Program(name)
-    if name in ("bash", "sh") and words and not words[0].startswith("-"):
-        return Program(words[0], certain="/" in words[0])  # else it is also looked for in PATH
-    while _PYTHON.fullmatch(name) and words:
-        option = words.pop(0)
-        if option == "-m":
-            return Program(module=words[0]) if words else Program()
-        if not option.startswith("-"):
-            return Program(option)
-        if option in _WITH_VALUE:
-            words[:1] = []
-        elif not _SWITCH.fullmatch(option):
-            break
-    return Program()
+    file, module = name if "/" in name else "", ""
+    if launcher := _LAUNCHER.match(" ".join([*command, ""])):
+        words = list(command[launcher[0].count(" ") :])
+        scripts = [word for word in words if word.endswith(".py") and not word.startswith("-")]
+        file = scripts[0] if scripts and _NO_SCRIPT.isdisjoint(words) else ""
+    elif name in ("bash", "sh") and words and "/" in words[0]:  # else it is also looked for in PATH
+        file = words[0]
+    elif _PYTHON.fullmatch(name):
+        while words and (words[0] in _WITH_VALUE or _SWITCH.fullmatch(words[0])):
+            words = words[2 if words[0] in _WITH_VALUE else 1 :]
+        module = words[1] if words[:1] == ["-m"] and words[1:] else ""
+        file = words[0] if words and not words[0].startswith("-") else ""
+    path = posixpath.normpath(posixpath.join(FOLDER, file))
+    return path.removeprefix(f"{FOLDER}/") if path.startswith(f"{FOLDER}/") and "$" not in path else "", module
 
 
-def _check_program(
-    found: Checked, spec: RepositorySpec, program: Program, listed: Mapping[str, Listed], known: Container[str]
-) -> None:
-    """Check that the code has what the command runs.
-
-    Args:
-        known: canonical names of packages.
-    Raises:
-        UserError: it has not, and nothing else can provide it.
-    """
-    path, certain = _path(program), program.certain
-    if program.module:
-        reason, certain = _missing_module(spec, program.module, listed, known)
-    elif not path or _is_there(path, listed):
-        return
-    elif (spec.workspace.root / path).exists():
-        reason = f"'{path}' is left out by .gitignore, {dockerignore.FILE} or 'code'"
-    else:
-        alike = [one for one in listed if posixpath.splitext(one)[1] == posixpath.splitext(path)[1]]
-        reason = f"no file '{path}' in the code{nearest(path, alike)}"
-    if not reason:
-        return
-    line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
-    text = f"{relative(spec.workspace.file)}:{line}: run: '{shlex.join(spec.run or [])}': {reason}"
-    if certain:
-        raise UserError(text)
-    found.note(text)
-
-
-def _path(program: Program) -> str:
-    """Return the path of a program below /workspace; empty if it may be elsewhere."""
-    path = posixpath.normpath(posixpath.join(FOLDER, program.file))
-    return path.removeprefix(f"{FOLDER}/") if path.startswith(f"{FOLDER}/") and "$" not in path else ""
+def _missing_file(spec: RepositorySpec, path: str, listed: Mapping[str, Listed]) -> str:
+    """Return why the code does not have a file; empty if it does."""
+    if not path or _is_there(path, listed):
+        return ""
+    if (spec.workspace.root / path).exists():
+        return f"'{path}' is left out by .gitignore, {dockerignore.FILE} or 'code'"
+    return f"no file '{path}' in the code" + nearest(path, [one for one in listed if one[-3:] == path[-3:]])
 
 
 def _is_there(path: str, listed: Mapping[str, Listed]) -> bool:
@@ -213,31 +174,32 @@ def _is_there(path: str, listed: Mapping[str, Listed]) -> bool:
     return path in listed or any(one in listed for one in above) or any(one.startswith(f"{path}/") for one in listed)
 
 
-def _missing_module(
-    spec: RepositorySpec, name: str, listed: Mapping[str, Listed], known: Container[str]
-) -> tuple[str, bool]:
-    """Return why ``python -m`` does not find a module, empty if it may; and whether no requirement can provide it."""
+def _missing_module(spec: RepositorySpec, name: str, listed: Mapping[str, Listed], known: Container[str]) -> str:
+    """Return why ``python -m`` does not find a module in a package of the code; empty if it may find it.
+
+    Args:
+        known: canonical names of packages that may be meant instead.
+    """
     top, inside = name.partition(".")[0], name.replace(".", "/")
-    elsewhere = top in sys.stdlib_module_names or canonicalize_name(top) in known
-    elsewhere |= import_names.distribution(top) in known or "PYTHONPATH" in spec.environment
     roots = [code_files.destination(spec.workspace, root) for root in python_projects.import_roots(spec.workspace)]
     prefixes = ["", *(f"{root}/" for root in roots)]
     modules = {path.removeprefix(one): listed[path] for one in prefixes for path in listed if path.startswith(one)}
-    ends = (f"{inside}.py", f"{inside}/__main__.py")
-    if elsewhere or any(_is_there(end, modules) for end in ends):
-        return "", False
+    others = canonicalize_name(top) in known or "PYTHONPATH" in spec.environment
+    if others or f"{top}/__init__.py" not in modules:
+        return ""
+    if any(_is_there(one, modules) for one in (f"{inside}.py", f"{inside}/__main__.py")):
+        return ""
     if f"{inside}/__init__.py" in modules:
-        return f"the package '{name}' has no __main__.py", True
-    files = [path.removesuffix(".py").removesuffix("/__main__") for path in modules if path.endswith(".py")]
-    near = nearest(name, [path.replace("/", ".") for path in files])
-    certain = f"{top}/__init__.py" in modules
-    return (f"no module '{name}' in the code{near}" if near or certain else ""), certain
+        return f"the package '{name}' has no __main__.py"
+    names = [path.removesuffix(".py").replace("/", ".") for path in modules if path.endswith(".py")]
+    return f"no module '{name}' in the code{nearest(name, names)}"
 
 
 def _check_imports(
     found: Checked,
     spec: RepositorySpec,
-    program: Program,
+    program: str,
+    module: str,
     listed: Mapping[str, Listed],
     named: Collection[str],
     known: Container[str],
@@ -249,8 +211,8 @@ def _check_imports(
     """
     sources = Sources({path: one.path for path, one in listed.items()})
     scripts = {name: target for one in python_projects.projects(spec.workspace) for name, target in one.scripts.items()}
-    module = program.module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
-    start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(_path(program))
+    module = module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
+    start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(program)
     closure = sources.closure(start.path, conditional=False) if start else []
     for name, place in requirement_choice.missing(closure, sources, known)[0].items():
         if not any(f"{one}-".startswith(f"{name}-") or name.startswith(f"{one}-") for one in named):  # its variants

@@ -109,7 +109,7 @@ def listing(workspace: Workspace) -> dict[str, Listed]:
         UserError: ``code`` names what does not exist or is outside of the git repository, or has no files.
     """
     top = git_root(workspace.root)
-    listed = _listed(workspace.root, top, _folders(workspace, top))
+    listed = _listed(workspace.root, top, folders(workspace))
     environments = {os.path.dirname(one.path) for one in listed if one.path.endswith("/pyvenv.cfg")}
     places = _Places(workspace)
     found: dict[str, Listed] = {}
@@ -201,9 +201,13 @@ def _where(workspace: Workspace, position: int | None = None) -> str:
     return f"{relative(workspace.file)}{f':{line}' if line else ''}"
 
 
-def _folders(workspace: Workspace, top: Path) -> list[Path]:
-    """The files and folders of ``code``, and those of the uv workspace members that it needs."""
-    found = []
+def folders(workspace: Workspace) -> list[Path]:
+    """The files and folders of ``code``, and those of the uv workspace members that it needs.
+
+    Raises:
+        UserError: one does not exist, or is outside of the git repository.
+    """
+    top, found = git_root(workspace.root), []
     for position, text in enumerate(workspace.document.code):
         path = Path(os.path.normpath(workspace.root / text))
 
