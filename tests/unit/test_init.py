@@ -158,6 +158,8 @@ dependencies:
   - scikit-learn=1.5.2=py311h123_0
   - pandas 2.*
   - ffmpeg
+  - torchaudio
+  - own-lib
   - _libgcc_mutex=0.1=main
   - pip
   - pip:
@@ -167,13 +169,23 @@ dependencies:
 
 
 def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Proposed) -> None:
-    train = TRAIN.format(more="import tqdm, numpy, sklearn, pandas, scipy\n")
+    train = TRAIN.format(more="import tqdm, numpy, sklearn, pandas, scipy, torchaudio, own_lib\n")
     document, said = proposed({"environment.yml": ENVIRONMENT.format(python="3.11"), "train.py": train})
-    assert document["requirements"] == ["einops>=0.7", "tqdm", "scikit-learn==1.5.2.*", "pandas==2.*", "scipy"]
+    assert document["requirements"] == [
+        "einops>=0.7",
+        "tqdm",
+        "scikit-learn==1.5.2.*",
+        "pandas==2.*",
+        "torchaudio",
+        "scipy",
+    ]
     assert document["base"] == "debian-12"
     assert "base: debian-12 (environment.yml:4 asks for python=3.11)\n" in said
     assert re.search(r"environment.yml:5 lists torch==2.4.\*: the image has [\d.]+, unless 'framework: ", said)
-    assert "environment.yml: conda packages that the code does not import are not installed: ffmpeg\n" in said
+    assert (
+        "environment.yml: conda packages are not installed if the code is not known to import them: ffmpeg, own-lib\n"
+        in said
+    )
     assert "numpy" not in said
 
 

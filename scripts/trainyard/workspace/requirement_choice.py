@@ -229,8 +229,7 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
     """
     own = {canonicalize_name(project.name)} if project else set()
     framework, others = provided(spec)
-    listed_elsewhere = choice.names.keys() - choice.conda.keys()
-    known = {*listed_elsewhere, *own, *_OTHER_FRAMEWORKS, *framework, *others}
+    known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
     found, choice.unknown = missing(closure, sources, known)
     _take_from_conda(choice, found, framework, others)
     extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
@@ -271,7 +270,7 @@ def _take_from_conda(
     if left:
         file = choice.conda[left[0]][1].partition(":")[0]
         choice.notes.append(
-            f"{file}: conda packages that the code does not import are not installed: {', '.join(left)}"
+            f"{file}: conda packages are not installed if the code is not known to import them: {', '.join(left)}"
         )
 
 
