@@ -108,7 +108,7 @@ def check(spec: RepositorySpec) -> Checked:
         found.size = _check_sizes(found, listed)
         lines = (*wanted.lines, *wanted.compiled)
         named = {line.name for line in lines} | {one.name for one in wanted.sources}
-        provided = [names for one in (spec.extends, spec) for names in requirement_choice.provided(one)]
+        provided = [names for one in (spec.extends, spec) for names in one.provided]
         program, module = program_of(spec.run or [])
         with found.refusing():
             reason = _missing_module(spec, module, listed, named.union(*provided)) or _missing_file(

@@ -13,7 +13,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.spec import yaml_source
-from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
 from trainyard.workspace.lines import Found, where
@@ -228,7 +227,7 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
         project: of the repository; its extras are taken where they list what is missing.
     """
     own = {canonicalize_name(project.name)} if project else set()
-    framework, others = provided(spec)
+    framework, others = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
     found, choice.unknown = missing(closure, sources, known)
     _take_from_conda(choice, found, framework, others)
@@ -295,16 +294,3 @@ def missing(
             if name not in known and canonicalize_name(top) not in known:
                 (modules if name is None else packages).setdefault(name or top, source.at(statement.line))
     return packages, modules
-
-
-def provided(spec: Spec) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return canonical name -> version of a target's framework, and of all else that it has; empty if not locked.
-
-    tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
-    """
-    content = spec.usable_lock
-    known = (content.of(spec.arch, index) for index in (spec.framework.index, DEFAULT)) if content else ()
-    locked = next(filter(None, known), Locked({}))
-    framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
-    others = {pin.name: pin.version for pin in locked.requirements}
-    return framework and {spec.framework.name.replace("_", "-"): spec.version, **framework}, others
