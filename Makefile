@@ -17,8 +17,12 @@ export TRAINYARD_MAKE_GOALS := $(MAKECMDGOALS)
 help: .venv/.ready
 	@$(TRAINYARD) --help
 
-$(COMMANDS): .venv/.ready
+$(filter-out check,$(COMMANDS)): .venv/.ready
 	@$(TRAINYARD) $@
+
+# 'trainyard check' is about a user's repository.
+check: .venv/.ready
+	@$(TRAINYARD) dev check
 
 .venv/.ready: scripts/requirements.lock scripts/setup-python.sh pyproject.toml
 	@scripts/setup-python.sh

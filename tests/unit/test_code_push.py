@@ -596,11 +596,11 @@ def test_changed_requirements_need_a_build(
     assert line.startswith(f"trainyard.lock changed since {TAG} was pushed") and "'trainyard image' and" in line
     config = root / "trainyard.yaml"
     config.write_text(config.read_text() + "\n# a comment\n")
-    assert "trainyard.yaml" not in refused(model.load(None), address, registry)
+    assert "trainyard.yaml" not in refused(model.load(None), address, registry, image=TAG)
     config.write_text(config.read_text() + "system: [ffmpeg]\n")
     assert refused(model.load(None), address, registry).startswith("trainyard.lock and trainyard.yaml changed")
     (root / "trainyard.lock").unlink()
-    assert "no trainyard.lock beside" in refused(model.load(None), address, registry)
+    assert "no trainyard.lock beside" in refused(model.load(None), address, registry, image=TAG)
 
 
 def test_requirements_that_are_not_locked_yet_leave_no_tag(
@@ -635,6 +635,16 @@ def test_other_images_are_refused(
 ) -> None:
     pushed(labels=labels)
     assert words in refused(spec, address, registry, image=TAG)
+
+
+def test_a_command_whose_file_is_not_in_the_code_is_refused(
+    registry: Registry, address: str, root: Path, pushed: Callable[..., str]
+) -> None:
+    file = root / "trainyard.yaml"
+    file.write_text(file.read_text().replace("run: python train.py", "run: python trian.py"))
+    lock(model.load(None))
+    pushed()
+    assert "no file 'trian.py' in the code" in refused(model.load(None), address, registry, image=TAG)
 
 
 def test_a_target_of_the_catalogue_is_refused(registry: Registry, address: str) -> None:

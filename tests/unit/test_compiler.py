@@ -11,6 +11,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, workspace_files
 from trainyard.spec import model
 from trainyard.spec.model import RepositorySpec
+from trainyard.workspace import code_files
 
 Repository = Callable[..., RepositorySpec]
 
@@ -83,4 +84,5 @@ def test_what_is_neither_true_nor_false_is_one_line(repository: Repository) -> N
 def test_code_that_compiles_in_an_image_without_a_compiler_is_named(
     repository: Repository, text: str, code: str, place: str
 ) -> None:
-    assert workspace_files.compiles_without_compiler(repository(text, code)) == place
+    spec = repository(text, code)
+    assert workspace_files.compiles_without_compiler(spec, code_files.collect(spec.workspace)) == place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from trainyard.spec import model
-from trainyard.workspace import init
+from trainyard.workspace import check, init, python_projects
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -146,14 +147,58 @@ def test_keras_in_a_flat_layout_with_setup_cfg(proposed: Proposed) -> None:
     assert "smoke" not in document
 
 
-def test_the_pip_part_of_a_conda_environment(proposed: Proposed) -> None:
-    environment = (
-        "name: x\nchannels: [conda-forge]\ndependencies:\n  - python=3.11\n  - pytorch=2\n  - scipy\n"
-        "  - pip:\n    - einops>=0.7\n    - -e .\n"
+ENVIRONMENT = """\
+name: x
+channels: [conda-forge]
+dependencies:
+  - python={python}
+  - pytorch=2.4
+  - conda-forge::tqdm
+  - numpy>=1.26
+  - scikit-learn=1.5.2=py311h123_0
+  - pandas 2.*
+  - ffmpeg
+  - torchaudio
+  - own-lib
+  - _libgcc_mutex=0.1=main
+  - pip
+  - pip:
+    - einops>=0.7
+    - -e .
+"""
+
+
+def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Proposed) -> None:
+    train = TRAIN.format(more="import tqdm, numpy, sklearn, pandas, scipy, torchaudio, own_lib\n")
+    document, said = proposed({"environment.yml": ENVIRONMENT.format(python="3.11"), "train.py": train})
+    assert document["requirements"] == [
+        "einops>=0.7",
+        "tqdm",
+        "scikit-learn==1.5.2.*",
+        "pandas==2.*",
+        "torchaudio",
+        "scipy",
+    ]
+    assert document["base"] == "debian-12"
+    assert "base: debian-12 (environment.yml:4 asks for python=3.11)\n" in said
+    assert re.search(r"environment.yml:5 lists torch==2.4.\*: the image has [\d.]+, unless 'framework: ", said)
+    assert (
+        "environment.yml: conda packages are not installed if the code is not known to import them: ffmpeg, own-lib\n"
+        in said
     )
-    document, said = proposed({"environment.yml": environment, "train.py": TRAIN.format(more="")})
-    assert document["requirements"] == ["einops>=0.7"]
-    assert "environment.yml: conda packages are not installed: pytorch, scipy" in said
+    assert "numpy" not in said
+
+
+@pytest.mark.parametrize(
+    ("python", "said"), [("3.13.2", ""), ("3.10", "asks for python=3.10: the image has Python 3.13")]
+)
+def test_a_python_of_conda_that_no_other_base_has_leaves_the_targets(
+    proposed: Proposed, python: str, said: str
+) -> None:
+    document, err = proposed({"environment.yml": ENVIRONMENT.format(python=python), "train.py": TRAIN.format(more="")})
+    assert "base" not in document
+    assert said in err
+    assert ("asks for python" in err) == bool(said)
 
 
 #: An entry of [tool.poetry.dependencies] -> the requirements it becomes. The ranges are those of the tables at
@@ -236,6 +281,13 @@ def test_imports_alone_name_the_packages_that_the_target_lacks(proposed: Propose
     document, said = proposed({"train.py": TRAIN.format(more=more), "helpers.py": "import tqdm\n"})
     assert document["requirements"] == ["opencv-python-headless", "scikit-learn", "tqdm"]
     assert "train.py:7 imports in_house: add the package that provides it to 'requirements'" in said
+
+
+def test_all_requirements_are_named(proposed: Proposed) -> None:
+    modules = "einops, pandas, scipy, tqdm, wandb, timm, peft"
+    document, said = proposed({"train.py": TRAIN.format(more=f"import {modules}\n")})
+    assert document["requirements"] == modules.split(", ")
+    assert f"requirements: {modules} (the code imports them)" in said
 
 
 def test_optional_imports_are_not_required(proposed: Proposed) -> None:
@@ -392,7 +444,8 @@ def test_which_of_two_files_that_train_alike_is_a_question(
     status, out, err = trainyard("init", *words)
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == (
-        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"'"
+        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"', "
+        "or one folder for each image, as in 'trainyard init a'"
     )
     assert not (folder / "trainyard.yaml").exists()
     assert trainyard("init", "--run", "python b/train.py")[0] == 0
@@ -754,3 +807,78 @@ def test_a_script_without_a_main_program_is_found_by_its_name(tmp_path: Path) ->
 def test_a_module_that_only_defines_functions_is_no_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\n\ndef train():\n    return torch.ones(1)\n", encoding="utf-8")
     assert not init.Repository(tmp_path).propose(None).run
+
+
+@pytest.fixture
+def monorepo(repository: Callable[..., Path]) -> Callable[..., Path]:
+    """``monorepo({"common.py": ""}, "text/train.py")``: a git repository with trainers that import ``common``."""
+
+    def make(files: dict[str, str], *trainers: str) -> Path:
+        folder = repository(files | dict.fromkeys(trainers, TRAIN.format(more="from common import x\n")))
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+        return folder
+
+    return make
+
+
+LIBRARY = {"libs/common/__init__.py": "x = 1\n"}
+
+
+def test_a_trainer_of_a_monorepo_has_the_library_that_it_imports(
+    monorepo: Callable[..., Path], trainyard: Command
+) -> None:
+    files = LIBRARY | {"services/text/requirements.txt": "einops\n"}
+    folder = monorepo(files, "services/text/train.py", "services/vision/train.py")
+    status, out, err = trainyard("init", "services/text", "--yes")
+    assert (status, out.splitlines()[0]) == (0, str(folder / "services/text/trainyard.yaml"))
+    assert "code: ../../libs (train.py:4 imports common)\n" in err
+    assert "WARNING" not in err
+    assert err.endswith("; then run 'trainyard image services/text/'\n")
+    spec = model.load("services/text/")
+    assert spec.workspace.document.code == [".", "../../libs"]
+    assert spec.target == "text"
+    found = check.check(spec.repository(""))
+    assert ([file.path for file in found.files], found.refused, found.notes) == (
+        ["libs/common/__init__.py", "requirements.txt", "train.py"],
+        [],
+        [],
+    )
+    assert [path.name for path in python_projects.import_roots(spec.workspace)] == ["libs"]
+
+
+@pytest.mark.parametrize("other", ["common/__init__.py", "common.py"])
+def test_a_module_that_two_folders_have_is_the_users(
+    monorepo: Callable[..., Path], trainyard: Command, other: str
+) -> None:
+    monorepo({**LIBRARY, other: ""}, "text/train.py")
+    _, _, err = trainyard("init", "text", "--yes")
+    assert "train.py:4 imports common: add the package that provides it to 'requirements'" in err
+    assert model.load("text/").workspace.document.code == ["."]
+
+
+@pytest.mark.parametrize(("file", "entry"), [("common.py", "../common.py"), ("common/__init__.py", "../common")])
+def test_a_module_at_the_top_of_the_repository_is_taken_alone(
+    monorepo: Callable[..., Path], trainyard: Command, file: str, entry: str
+) -> None:
+    monorepo({file: "x = 1\n"}, "text/train.py")
+    assert trainyard("init", "text", "--yes")[0] == 0
+    spec = model.load("text/").repository("")
+    assert spec.workspace.document.code == [".", entry]
+    assert file in [one.path for one in check.check(spec).files]
+
+
+def test_trainers_of_other_folders_are_named(monorepo: Callable[..., Path], trainyard: Command) -> None:
+    files = LIBRARY | {"tools/prepare.py": TRAIN.format(more="")}
+    monorepo(files, "train.py", "vision/train.py", "text/finetune.py", "examples/a/train.py")
+    _, _, err = trainyard("init", "--yes")
+    note = "also found: vision/train.py, text/finetune.py; for an image of it: 'trainyard init vision'"
+    assert f"WARNING: {note}\n" in err
+
+
+def test_trainers_that_train_alike_may_have_a_folder_each(monorepo: Callable[..., Path], trainyard: Command) -> None:
+    monorepo(LIBRARY, "text/train.py", "vision/train.py")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 2
+    assert err.endswith("\"', or one folder for each image, as in 'trainyard init text'\n")
+    _, _, err = trainyard("init", "--run", "python text/train.py")
+    assert "also found: vision/train.py; for an image of it: 'trainyard init vision'\n" in err

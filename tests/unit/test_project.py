@@ -30,23 +30,23 @@ def test_failed_checks_are_named_and_their_findings_printed(
 ) -> None:
     parts = {"one": lambda: [], "two": lambda: ["file.py:1: wrong"], "three": lambda: ["file.yaml: wrong"]}
     monkeypatch.setattr(check, "checks", lambda *_, **__: parts)
-    status, out, err = trainyard("check", "--json")
+    status, out, err = trainyard("dev", "check", "--json")
     assert (status, out) == (1, '{\n  "failed": [\n    "two",\n    "three"\n  ]\n}\n')
-    assert err == "file.py:1: wrong\nfile.yaml: wrong\ncheck: failed: two, three\n"
+    assert err == "file.py:1: wrong\nfile.yaml: wrong\ndev check: failed: two, three\n"
 
 
 def test_a_table_that_was_compared_long_ago_is_a_warning(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
     """The exit status of a commit's checks is the same on every day."""
     monkeypatch.setattr(check, "checks", lambda *_, **__: {"one": lambda: []})
     monkeypatch.setattr(machines, "MAX_AGE", -100_000)
-    status, out, err = trainyard("check")
+    status, out, err = trainyard("dev", "check")
     assert (status, out) == (0, "")
     assert "machines.yaml: tpus was last compared with https://" in " ".join(err.split())
 
 
 def test_passed_checks_are_named(monkeypatch: pytest.MonkeyPatch, trainyard: Command) -> None:
     monkeypatch.setattr(check, "checks", lambda *_, **__: {"one": lambda: [], "two": lambda: []})
-    assert trainyard("check") == (0, "", "passed: one, two\n")
+    assert trainyard("dev", "check") == (0, "", "passed: one, two\n")
 
 
 @pytest.mark.parametrize("arch", ["amd64", "arm64", "aarch64"])
@@ -54,14 +54,14 @@ def test_all_platforms_are_checked_whatever_arch_is(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command, arch: str
 ) -> None:
     monkeypatch.setattr(check, "programs", lambda *_: {})
-    assert trainyard("check", ARCH=arch) == (0, "", "passed: locks, generated files, matrix, advisories\n")
+    assert trainyard("dev", "check", ARCH=arch) == (0, "", "passed: locks, generated files, matrix, advisories\n")
 
 
 def test_an_architecture_that_does_not_exist_is_one_line_where_arch_is_ignored(trainyard: Command) -> None:
-    for words in (["check"], ["lock", "xla"]):
+    for words, name in ((["dev", "check"], "dev check"), (["lock", "xla"], "lock")):
         status, out, err = trainyard(*words, ARCH="amr64")
         assert (status, out) == (2, "")
-        assert err == f"{words[0]}: 'TRAINYARD_ARCH=amr64': use one of amd64, arm64 (did you mean 'arm64'?)\n"
+        assert err == f"{name}: 'TRAINYARD_ARCH=amr64': use one of amd64, arm64 (did you mean 'arm64'?)\n"
 
 
 def test_output_of_a_program_is_a_finding_only_if_it_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     for name in (".gitignore", "README.md", "train.sh", "a.py"):
         os.mkfifo(tmp_path / name)
     assert code_files.below(tmp_path) == [".gitignore", "README.md", "a.py", "train.sh"], "its .gitignore says nothing"
-    assert python_survey.read(tmp_path, "a.py") is None
-    sources = python_survey.Sources(tmp_path, [])
+    assert python_survey.read(tmp_path / "a.py", "a.py") is None
+    sources = python_survey.Sources({})
     refused(lambda path: init.candidates(path, ["train.sh"], sources, {}), tmp_path)
     os.mkfifo(tmp_path / lock.FILE)
     refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
@@ -164,7 +164,7 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
 def test_python_that_is_nested_deeply_does_not_end_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.py").write_text(text, encoding="utf-8")
-    python_survey.read(tmp_path, "a.py")
+    python_survey.read(tmp_path / "a.py", "a.py")
     assert setuptools_projects._keywords(tmp_path / "a.py") == {}
 
 

@@ -153,7 +153,7 @@ def test_a_failure_names_the_users_file_and_line(explain: Explain, log: str, lin
         (
             "./trian.sh",
             "launch: error: './trian.sh' not found: no such file, no such command on PATH, or its #! line",
-            "run: no file ./trian.sh in the image (did you mean './train.sh'?)",
+            "run: no file ./trian.sh in the image",
         ),
         (
             "./train.sh",
@@ -173,24 +173,22 @@ def test_a_failure_names_the_users_file_and_line(explain: Explain, log: str, lin
         (
             "python src/m/trian.py",
             "python: can't open file '/workspace/src/m/trian.py': [Errno 2] No such file or directory",
-            "run: no file src/m/trian.py in the image (did you mean 'src/m/train.py'?)",
+            "run: no file src/m/trian.py in the image",
         ),
         (
             "python -m m.trian",
             "/opt/venv/bin/python: No module named m.trian",
-            "run: no module 'm.trian' in the image (did you mean 'm.train'?)",
+            "run: no module 'm.trian' in the image",
         ),
         (
             "python -m mm.train",
             "/opt/venv/bin/python: Error while finding module specification for 'mm.train' (ModuleNotFoundError: No "
             "module named 'mm')",
-            "run: no module 'mm.train' in the image (did you mean 'm.train'?)",
+            "run: no module 'mm.train' in the image",
         ),
     ],
 )
-def test_a_command_that_does_not_exist_names_the_key_and_what_is_near(
-    explain: Explain, run: str, log: str, line: str
-) -> None:
+def test_a_command_that_does_not_exist_names_the_key(explain: Explain, run: str, log: str, line: str) -> None:
     assert explain(log, "train.sh", "src/m/train.py", run=run, status=127) == f"trainyard.yaml:2: {line}"
 
 

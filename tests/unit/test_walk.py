@@ -31,7 +31,8 @@ from trainyard.spec.model import Spec, load
 
 SCRIPTS = f"{Path(trainyard.__file__).parents[1]}/"
 
-#: How many files a target may enter. A repository entered 25 when callers asked specs for their class.
+#: How many files a target may enter. A repository entered 25 when callers asked specs for their class, and enters one
+#: more than a target: the check of its code.
 MOST = 22
 
 DIGEST = "sha256:" + "1" * 64
@@ -269,4 +270,4 @@ def test_a_repository_enters_few_files(
     monkeypatch.setattr("trainyard.image.repository_lock.check_tool", lambda _: None)
     engine(str(folder))
     files = walk(trainyard, str(folder))
-    assert len(files) <= MOST, shown(files)
+    assert len(files) <= MOST + 1, shown(files)

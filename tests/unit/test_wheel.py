@@ -109,7 +109,7 @@ def test_the_installed_package_knows_the_forms_of_tokens(trainyard: Path, folder
     assert wheels.run(trainyard.parent / "python", "-c", script, cwd=folder) == "['a Kaggle token']\n"
 
 
-@pytest.mark.parametrize("command", [("check",), ("test",), ("render",), ("lock", "scripts"), ("sizes",)])
+@pytest.mark.parametrize("command", [("dev", "check"), ("test",), ("render",), ("lock", "scripts"), ("sizes",)])
 def test_a_command_that_needs_a_checkout_says_so(command: tuple[str, ...], trainyard: Path, folder: Path) -> None:
     found = wheels.call(trainyard, *command, cwd=folder, DOCKER_HOST="tcp://127.0.0.1:1")
     assert (found.returncode, found.stdout) == (2, "")

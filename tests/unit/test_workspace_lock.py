@@ -760,6 +760,8 @@ def test_what_has_no_source_distribution_is_not_compiled(write: Write) -> None:
 
 def test_the_command_writes_and_reports_the_lock(write: Write, trainyard: Callable[..., tuple[int, str, str]]) -> None:
     write("einops\n")
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    Path("train.py").touch()
     status, out, err = trainyard("lock", "--json")
     assert (status, out) == (0, '{\n  "written": [\n    "trainyard.lock"\n  ]\n}\n')
     assert "trainyard.lock: " in err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from trainyard.common import options
+from trainyard.common import options, settings
 from trainyard.common.context import Context
 
 GROUP = "workspace"
@@ -15,7 +17,14 @@ GROUP = "workspace"
     "trainyard init",
     "trainyard init --yes",
     'trainyard init --target xla --run "python -m mymodel.train" --yes',
+    "trainyard init services/text",
     "trainyard init --devcontainer",
+)
+@click.argument(
+    "folder",
+    required=False,
+    envvar=f"{settings.PREFIX}FOLDER",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
 @options.option("--target", metavar="NAME", help="Target to extend. Default: the one that the code needs.")
 @options.option("--name", metavar="NAME", help="Name of the image. Default: the project's, or else the folder's.")
@@ -26,6 +35,7 @@ GROUP = "workspace"
 @click.pass_obj
 def command(
     context: Context,
+    folder: Path | None,
     target: str | None,
     name: str | None,
     run: str | None,
@@ -33,26 +43,26 @@ def command(
     devcontainer: bool,
     as_json: bool,
 ) -> None:
-    """Write trainyard.yaml in the current folder: what your image adds to a target of the catalogue.
+    """Write trainyard.yaml in FOLDER, or the current one: what your image adds to a target of the catalogue.
 
     It is found in pyproject.toml, uv.lock, requirements.txt, environment.yml, setup.cfg and what the code imports, none
     of which is run. On a terminal every value can be changed. No file is overwritten. The path of trainyard.yaml is
     printed on stdout.
     """
+    import os
     import sys
-    from pathlib import Path
 
     from trainyard.common import console, errors
     from trainyard.spec import workspace
-    from trainyard.spec.model import load, targets
+    from trainyard.spec.model import load, relative, targets
     from trainyard.workspace import init
 
-    folder = Path.cwd()
+    folder = Path(os.path.abspath(folder or ""))
     path = folder / workspace.FILE
     written = []
     if not (path.exists() and devcontainer):
         if path.exists():
-            raise errors.UserError(f"{workspace.FILE} exists already: edit it, or remove it first")
+            raise errors.UserError(f"{relative(path)} exists already: edit it, or remove it first")
         repository = init.Repository(folder)
         ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
         if not ask and not yes:
@@ -79,7 +89,8 @@ def command(
     spec = load(str(folder), context=context)
     if devcontainer:
         written.append(init.write_devcontainer(spec))
-    console.say(f"commit {', '.join(str(one.relative_to(folder)) for one in written)}; then run 'trainyard image'")
+    build = "trainyard image" if folder == Path.cwd() else f"trainyard image {relative(folder)}/"
+    console.say(f"commit {', '.join(relative(one) for one in written)}; then run '{build}'")
     if as_json:
         console.result(
             {"files": [str(one) for one in written], "target": spec.workspace.document.extends},

@@ -42,11 +42,13 @@ def command(
     from trainyard.image import repository_lock, resolver, target_lock, tool_locks
     from trainyard.spec import architectures, model
     from trainyard.spec.model import relative
+    from trainyard.workspace import check as workspace_check
 
     architectures.use_all()
     spec = None if target in ("scripts", *tool_locks.TOOLS) else model.load(target, context=context)
     written: list[Path] = []
     if isinstance(spec, model.RepositorySpec):
+        workspace_check.require(spec)
         before = spec.lock
         spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         written = [] if spec.lock == before else [spec.lock_file]

@@ -15,10 +15,10 @@ import docker.errors
 from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
-from trainyard.spec.model import Spec, relative
+from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
 from trainyard.spec.workspace import COMMAND, Workspace
-from trainyard.workspace import code_files, code_layer, python_projects
+from trainyard.workspace import code_files, code_layer
 
 #: Where the folders of ``--data`` and ``--output`` are in the container.
 DATA, OUTPUT = "/data", "/output"
@@ -115,15 +115,8 @@ def code_mounts(ws: Workspace) -> dict[Path, str]:
     Raises:
         UserError: one does not exist, or is outside of the git repository.
     """
-    found: dict[Path, str] = {}
-    named = [Path(os.path.normpath(ws.root / entry)) for entry in ws.document.code]
-    for path in dict.fromkeys([*named, *python_projects.member_folders(ws)]):
-        if not path.exists() or not path.is_relative_to(workspace.git_root(ws.root)):
-            where = "does not exist" if not path.exists() else "is outside of the git repository"
-            raise UserError(f"{relative(ws.file)}: code: '{os.path.relpath(path, ws.root)}' {where}")
-        inside = "" if path == ws.root else f"/{code_files.destination(ws, path)}"
-        found[path] = f"{workspace.FOLDER}{inside}"
-    return found
+    places = {path: code_files.destination(ws, path) for path in code_files.folders(ws)}
+    return {path: f"{workspace.FOLDER}/{place}".removesuffix("/.") for path, place in places.items()}
 
 
 def bind(source: Path, target: str, *, read_only: bool = False) -> str:

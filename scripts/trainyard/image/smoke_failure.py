@@ -159,8 +159,7 @@ class Explanation:
                 return self._missing(said[1])
             if said := _NO_MODULE.match(line):
                 name = said[1] or said[2]
-                where = f"{self.key('run')}: no module {name!r} in the image"
-                return where + (self._left_out(name) or nearest(name, self._modules()))
+                return f"{self.key('run')}: no module {name!r} in the image{self._left_out(name)}"
             if said := _NO_INTERPRETER.match(line):
                 return self._interpreter(self.command[0], said[1])
         return None
@@ -177,9 +176,7 @@ class Explanation:
             return f"{self.key('run')}: no command {word!r} in the image{nearest(word, known)}"
         file = self.local(self._path(word))
         if file is None:
-            known = [f"./{name}" if word.startswith("./") else name for name in self._files()]
-            shown = word if word.startswith("./") else inside
-            return f"{self.key('run')}: no file {shown} in the image{nearest(shown, known)}"
+            return f"{self.key('run')}: no file {word if word.startswith('./') else inside} in the image"
         first = file.read_bytes().split(b"\n", 1)[0].decode(errors="replace")
         if first.startswith("#!"):
             return self._interpreter(word, first.removeprefix("#!").strip(" "))
@@ -266,18 +263,6 @@ class Explanation:
         if file := self.local(path if path.startswith("/") else f"{self.folder}/{path}"):
             return f"add {model.relative(file)} to code in {FILE}, or give its folder as smoke.data"
         return "a smoke test finds data in /data: give its folder as smoke.data, and name /data in smoke.args"
-
-    def _files(self) -> list[str]:
-        """Return files of the code that could be meant, relative to the repository."""
-        if self.workspace is None:
-            return []
-        root, patterns = self.workspace.root, ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py")
-        files = [path.relative_to(root) for pattern in patterns for path in root.glob(pattern)]
-        return [path.as_posix() for path in files if not path.parts[0].startswith(".")]
-
-    def _modules(self) -> list[str]:
-        names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in self._files()]
-        return [name.removeprefix("src.") for name in names]
 
 
 _GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
-from trainyard.workspace import code_files, code_layer, indexes, python_survey, wheels
+from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
+from trainyard.workspace.code_files import CodeFile
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
             names, again = ", ".join(relative(path) for path in drifted), spec.command("dev render")
             raise UserError(f"{names}: out of date with the spec; run '{again}' and review the difference")
         return spec, ""
+    code = check.require(spec)
     exists = spec.lock_file.is_file()
     if exists:
         repository_lock.check_tool(spec)
@@ -41,28 +44,28 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     built.mkdir(parents=True, exist_ok=True)
     wheels.ensure(spec, built)
     (folder / "code.tar").unlink(missing_ok=True)
-    code = ""
+    diff_id = ""
     if spec.has_code:
         layer = code_layer.write(spec.workspace, folder / "code.tar", spec.site)
-        code = layer.diff_id
+        diff_id = layer.diff_id
         for note in layer.notes:
             logger.warning(note)
-        if place := compiles_without_compiler(spec):
+        if place := compiles_without_compiler(spec, code):
             logger.warning(
                 f"{place}: torch.compile needs a compiler, which this image does not have: "
                 + ("remove 'compiler: false'" if spec.workspace.document.compiler is False else "add 'compiler: true'")
                 + f" in {spec.where}"
             )
     dockerfile.write(dockerfile.rendered(spec))
-    return spec, code
+    return spec, diff_id
 
 
-def compiles_without_compiler(spec: RepositorySpec) -> str:
-    """Return the first line of the code that calls torch.compile if the image has no compiler for it; else empty."""
+def compiles_without_compiler(spec: RepositorySpec, code: Sequence[CodeFile]) -> str:
+    """Return the first line of ``code`` that calls torch.compile if the image has no compiler for it; else empty."""
     if spec.has_compiler or spec.framework_in_base or "torch" not in spec.locked().versions:
         return ""
-    for file in code_files.collect(spec.workspace):
-        source = python_survey.read(file.source.parent, file.source.name) if file.path.endswith(".py") else None
+    for file in code:
+        source = python_survey.read(file.source, file.source.name) if file.path.endswith(".py") else None
         if source and source.run and "compiles" in source.marks:
             return f"{relative(file.source)}:{source.marks['compiles'][0]}"
     return ""

@@ -37,7 +37,7 @@ from trainyard.spec import lock, model
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 from trainyard.spec.workspace import FILE, Workspace
-from trainyard.workspace import code_layer, pushes
+from trainyard.workspace import check, code_layer, pushes
 from trainyard.workspace.pushes import Push
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         for member in images:
             _check(spec, pushed, member)
         tar = Path(folder) / "code.tar"
-        code = code_layer.write(workspace, tar, spec.site)
+        code = code_layer.write(workspace, tar, spec.site, check.require(spec))
         version = _version(pushed, code.diff_id, commit.result())
         token.result()
         for note in code.notes:

@@ -268,6 +268,19 @@ class Spec(_Document):
         """The lock; None if there is none that can be used."""
         return self.lock if isinstance(self.lock, Lock) else None
 
+    @property
+    def provided(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Canonical name -> version of the framework, and of all else that it has; empty if not locked.
+
+        tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
+        """
+        content = self.usable_lock
+        known = (content.of(self.arch, index) for index in (self.framework.index, DEFAULT)) if content else ()
+        locked = next(filter(None, known), Locked({}))
+        framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
+        others = {pin.name: pin.version for pin in locked.requirements}
+        return framework and {self.framework.name.replace("_", "-"): self.version, **framework}, others
+
     def locked(self, index: str = DEFAULT) -> Locked:
         """Return what its lock has for its platform and a package index.
 

@@ -87,7 +87,7 @@ class CodeFile:
             raise StepFailed(f"{_shown(self.source)} changed while it was read: try again")
 
 
-class _Listed(NamedTuple):
+class Listed(NamedTuple):
     """A path that the repository has. Paths are text: a repository may have tens of thousands.
 
     Attributes:
@@ -102,22 +102,17 @@ class _Listed(NamedTuple):
     tracked: bool = False
 
 
-def collect(workspace: Workspace) -> list[CodeFile]:
-    """The files of ``code``, sorted by path: those that neither .gitignore nor .dockerignore leave out.
-
-    Line ends are LF where git has LF and the checkout has CRLF, as with ``core.autocrlf``
-    (https://git-scm.com/docs/gitattributes#_text), and in scripts, since the kernel takes the CR of ``#!`` lines for a
-    part of the interpreter's name. Files are executable where git says so if ``core.fileMode`` is off.
+def listing(workspace: Workspace) -> dict[str, Listed]:
+    """The paths of ``code`` below /workspace, sorted: those that neither .gitignore nor .dockerignore leave out.
 
     Raises:
-        UserError: ``code`` names what does not exist or is outside of the git repository, or a file must not be in an
-            image: a credential, more than 50 MB, a link that leads out of the code, a device.
+        UserError: ``code`` names what does not exist or is outside of the git repository, or has no files.
     """
     top = git_root(workspace.root)
-    listed = _listed(workspace.root, top, _folders(workspace, top))
+    listed = _listed(workspace.root, top, folders(workspace))
     environments = {os.path.dirname(one.path) for one in listed if one.path.endswith("/pyvenv.cfg")}
     places = _Places(workspace)
-    found: dict[str, _Listed] = {}
+    found: dict[str, Listed] = {}
     for one in listed:
         if _left_out(one.path, top, environments) or places.ignores(one.path):
             continue
@@ -130,12 +125,16 @@ def collect(workspace: Workspace) -> list[CodeFile]:
                 f"or leave one out in {dockerignore.FILE}"
             )
         found[path] = one
-    files = _inspected(places, {path: found[path] for path in sorted(found)})
-    if not files:
+    if not found:
         raise UserError(
             f"{_where(workspace)}: code: no files: there are none, or .gitignore and {dockerignore.FILE} leave out all"
         )
-    return files
+    return {path: found[path] for path in sorted(found)}
+
+
+def collect(workspace: Workspace) -> list[CodeFile]:
+    """The files of ``code``; see :func:`listing` and :func:`inspected`, which raise a :class:`UserError`."""
+    return inspected(workspace, listing(workspace))
 
 
 def below(folder: Path) -> list[str]:
@@ -202,9 +201,13 @@ def _where(workspace: Workspace, position: int | None = None) -> str:
     return f"{relative(workspace.file)}{f':{line}' if line else ''}"
 
 
-def _folders(workspace: Workspace, top: Path) -> list[Path]:
-    """The files and folders of ``code``, and those of the uv workspace members that it needs."""
-    found = []
+def folders(workspace: Workspace) -> list[Path]:
+    """The files and folders of ``code``, and those of the uv workspace members that it needs.
+
+    Raises:
+        UserError: one does not exist, or is outside of the git repository.
+    """
+    top, found = git_root(workspace.root), []
     for position, text in enumerate(workspace.document.code):
         path = Path(os.path.normpath(workspace.root / text))
 
@@ -237,7 +240,7 @@ def _left_out(path: str, top: Path, environments: set[str]) -> bool:
     return any(path.startswith(f"{folder}{os.sep}") for folder in environments)
 
 
-def _listed(root: Path, top: Path, folders: list[Path]) -> list[_Listed]:
+def _listed(root: Path, top: Path, folders: list[Path]) -> list[Listed]:
     if (top / ".git").exists() and shutil.which("git"):
         # A folder that the repository around it ignores, such as an unpacked source distribution, is no part of it.
         below = os.path.relpath(root, top)
@@ -263,7 +266,7 @@ def _ls_files(repository: Path, options: list[str], paths: list[str]) -> list[st
     return [os.fsdecode(record) for record in ended.stdout.split(b"\0") if record]
 
 
-def _tracked_and_new(repository: Path, folders: list[Path]) -> Iterator[_Listed]:
+def _tracked_and_new(repository: Path, folders: list[Path]) -> Iterator[Listed]:
     """The files of a git repository below ``folders``: those in its index, and new ones that it does not ignore."""
     below = [os.path.relpath(folder, repository) for folder in folders]
     top = str(repository)
@@ -281,15 +284,15 @@ def _tracked_and_new(repository: Path, folders: list[Path]) -> Iterator[_Listed]
                 raise UserError(f"{_shown(path)}: a git submodule that is not checked out: git submodule update --init")
             yield from _tracked_and_new(Path(path), [Path(path)])
             continue
-        yield _Listed(path, top, None if file_modes else mode == "100755", tracked=True)
+        yield Listed(path, top, None if file_modes else mode == "100755", tracked=True)
     for name in _ls_files(repository, ["--others", "--exclude-standard"], below):
         if name.endswith("/"):  # another repository
             yield from _tracked_and_new(repository / name, [repository / name])
         else:
-            yield _Listed(os.path.join(top, name), top)
+            yield Listed(os.path.join(top, name), top)
 
 
-def _walked(top: Path, folders: list[Path]) -> Iterator[_Listed]:
+def _walked(top: Path, folders: list[Path]) -> Iterator[Listed]:
     """The files below ``folders`` that the .gitignore files from ``top`` on do not leave out, without git."""
     from pathspec import GitIgnoreSpec
 
@@ -310,12 +313,12 @@ def _walked(top: Path, folders: list[Path]) -> Iterator[_Listed]:
                 return bool(decision)
         return False
 
-    def walk(path: str) -> Iterator[_Listed]:
+    def walk(path: str) -> Iterator[Listed]:
         is_folder = os.path.isdir(path) and not os.path.islink(path)
         if path != str(top) and (os.path.basename(path) in _LEFT_OUT or ignored(path, is_folder)):
             return
         if not is_folder:
-            yield _Listed(path)
+            yield Listed(path)
         elif not os.path.isfile(os.path.join(path, "pyvenv.cfg")):
             for name in os.listdir(path):
                 yield from walk(os.path.join(path, name))
@@ -331,15 +334,21 @@ class _Refused(Exception):
     """A file that must not be in an image: why, and what to do."""
 
 
-def _inspected(places: _Places, listed: dict[str, _Listed]) -> list[CodeFile]:
-    """The files, read once.
+def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]:
+    """The files of a listing, read once.
+
+    Line ends are LF where git has LF and the checkout has CRLF, as with ``core.autocrlf``
+    (https://git-scm.com/docs/gitattributes#_text), and in scripts, since the kernel takes the CR of ``#!`` lines for a
+    part of the interpreter's name. Files are executable where git says so if ``core.fileMode`` is off.
 
     Raises:
-        UserError: one must not be in an image; the message names the first and counts the others.
+        UserError: one must not be in an image: a credential, more than 50 MB, a link that leads out of the code, a
+            device. The message names the first and counts the others.
     """
+    places = _Places(workspace)
     found: list[CodeFile] = []
     refused: list[str] = []
-    with_crlf: dict[str, _Listed] = {}
+    with_crlf: dict[str, Listed] = {}
     for path, one in listed.items():
         try:
             file, crlf = _inspect(places, path, one)
@@ -360,7 +369,7 @@ def _inspected(places: _Places, listed: dict[str, _Listed]) -> list[CodeFile]:
     return [_with_lf(file) if file.path in normalised else file for file in found]
 
 
-def _inspect(places: _Places, path: str, one: _Listed) -> tuple[CodeFile, bool]:
+def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile, bool]:
     """A file of the code, and whether it has CRLF line ends that git may have made.
 
     Raises:
@@ -401,7 +410,7 @@ def _with_lf(file: CodeFile) -> CodeFile:
     return replace(file, crlf=True, size=file.size - pairs)
 
 
-def _normalised_by_git(listed: dict[str, _Listed]) -> set[str]:
+def _normalised_by_git(listed: dict[str, Listed]) -> set[str]:
     """Those files that git has with LF and the checkout with CRLF.
 
     https://git-scm.com/docs/git-ls-files#Documentation/git-ls-files.txt---eol

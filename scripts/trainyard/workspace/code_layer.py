@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -28,6 +28,7 @@ from packaging.utils import canonicalize_name
 from trainyard.spec.naming import FILE_EPOCH
 from trainyard.spec.workspace import FOLDER, Site, Workspace
 from trainyard.workspace import code_files, python_projects
+from trainyard.workspace.code_files import CodeFile
 from trainyard.workspace.project import Project
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
@@ -67,7 +68,7 @@ class Entry:
     link: str = ""
 
 
-def write(workspace: Workspace, path: Path, site: Site) -> CodeLayer:
+def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile] = ()) -> CodeLayer:
     """Write the layer of the code as an uncompressed tar.
 
     It has the code below /workspace, and in ``site`` what ``pip install --editable`` would write: a .pth file
@@ -76,11 +77,12 @@ def write(workspace: Workspace, path: Path, site: Site) -> CodeLayer:
 
     Args:
         path: of the tar, replaced when it is complete.
+        code: its files, if they are known.
     Raises:
         UserError: a file must not be in the image, or a project's file has a mistake.
         StepFailed: a file changed while it was read.
     """
-    code = code_files.collect(workspace)
+    code = code or code_files.collect(workspace)
     projects = python_projects.projects(workspace)
     entries = {
         f"{FOLDER[1:]}/{file.path}": Entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import model, workspace, yaml_source
+from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import python_projects, requirement_choice
@@ -47,6 +50,9 @@ _OTHER_PURPOSE = re.compile(
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/")
+
+#: What follows the name of a module in the path of its file.
+_MODULE = (".py", "/__init__.py")
 
 #: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
 #: schedules divide by the number of steps less one. Steps of a loop inside another loop limit no run: in reinforcement
@@ -97,6 +103,7 @@ class Proposal:
     """Propose what a trainyard.yaml is to hold.
 
     Attributes:
+        base: that with the Python that is asked for; empty if the target's has it.
         run: the command; empty if none was found.
         reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
@@ -106,6 +113,7 @@ class Proposal:
 
     name: str
     target: str
+    base: str
     requirements: requirement_choice.Choice
     environment: dict[str, str]
     code: list[str]
@@ -143,7 +151,7 @@ class Repository:
             raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
         self.folder = folder
         self.names = files(folder)
-        self.sources = Sources(folder, self.names)
+        self.sources = Sources({name: folder / name for name in self.names})
         self.project = python_projects.read(folder)
         scripts = self.project.scripts if self.project and self.project.installed else {}
         self.commands = candidates(folder, self.names, self.sources, scripts)
@@ -185,8 +193,10 @@ class Repository:
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
-        shown = [*([wanted.file] if wanted.file else []), *wanted.packages[:5]]
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
+        base = _base(spec, wanted, reasons)
+        libraries = self._libraries(wanted, reasons)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
@@ -201,13 +211,14 @@ class Repository:
         return Proposal(
             name or (f"my-{image}" if image in known else image),
             target,
+            base,
             wanted,
             environment,
-            self._code(self.sources.closure(command.path) if command else []),
+            [*self._code(self.sources.closure(command.path) if command else []), *libraries],
             words,
             smoke,
             {value: why for value, why in reasons.items() if why},
-            notes + wanted.notes,
+            notes + wanted.notes + self._others(command),
             [candidate.command for candidate in self.commands],
             self._question() if run is None else "",
         )
@@ -232,7 +243,48 @@ class Repository:
             return ""
         last = paths[-1] if len(paths) <= 4 else f"{len(paths) - 3} others"
         places = f"{', '.join(paths[: min(len(paths) - 1, 3)])} and {last}"
-        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'"
+        folder = paths[0].rpartition("/")[0]
+        apart = f", or one folder for each image, as in 'trainyard init {folder}'" if folder else ""
+        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'{apart}"
+
+    def _others(self, command: Candidate | None) -> list[str]:
+        """Return the line about programs that train in other folders than the command's; none without them."""
+        taken = {"", command.path.rpartition("/")[0] if command else ""}
+        found: dict[str, str] = {}
+        for one in self.commands:
+            folder = one.path.rpartition("/")[0]
+            if folder not in taken and one.words == ("python", one.path) and not any(one.rank[:2]):
+                found.setdefault(folder, one.path)
+        if not found:
+            return []
+        shown = f"{', '.join(list(found.values())[:3])}{', ...' if len(found) > 3 else ''}"
+        return [f"also found: {shown}; for an image of it: 'trainyard init {next(iter(found))}'"]
+
+    def _libraries(self, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> list[str]:
+        """Return the folders of the git repository, outside of this one, that the code imports from.
+
+        Args:
+            wanted: the modules that are in one of them are removed; the others are noted.
+            reasons: of the proposal; those of the folders are added.
+        """
+        top = workspace.git_root(self.folder)
+        names = files(top) if wanted.unknown and top != self.folder else []
+        found: list[str] = []
+        for module, place in list(wanted.unknown.items()):
+            ends = [f"/{module}{end}" for end in _MODULE]
+            places = [
+                (f"/{name}".removesuffix(end), name) for end in ends for name in names if f"/{name}".endswith(end)
+            ]
+            # At the top, which is on the module path, the module alone.
+            roots = {root[1:] or name.partition("/")[0] for root, name in places}
+            if len(roots) == 1:
+                folder = os.path.relpath(top / roots.pop(), self.folder)
+                reasons[f"code: {folder}"] = f"{place} imports {module}"
+                found.append(folder)
+                del wanted.unknown[module]
+            else:
+                wanted.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+        return list(dict.fromkeys(found))
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
         """Return all of a small repository; of a larger one, what holds code and no data."""
@@ -277,6 +329,25 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
         return gpu, f"{why}, {marks['cuda']} uses GPUs, and this machine has one"
     notes.append(f"{marks['cuda']} uses a GPU where there is one: --target {gpu} is the image for GPUs")
     return cpu, why
+
+
+def _base(spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
+    """Return the base with the Python that conda is asked for; empty if the target's has it, or none.
+
+    Args:
+        reasons: of the proposal; that of the base is added.
+    """
+    versions, why = wanted.python
+    if spec.python_version in SpecifierSet(versions):
+        return ""
+    known = debian_bases()
+    others = known if spec.base in known else {}
+    found = next((name for name, base in others.items() if base.python in SpecifierSet(versions)), "")
+    if found:
+        reasons[f"base: {found}"] = why
+    else:
+        wanted.notes.append(f"{why}: the image has Python {spec.python_version}")
+    return found
 
 
 def _keras_environment(survey: Survey, name: Name, reasons: dict[str, str]) -> dict[str, str]:

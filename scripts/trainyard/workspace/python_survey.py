@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 
 from trainyard.workspace import code_files, import_names
@@ -98,9 +99,8 @@ class Source:
         return self.at(self.marks[mark][0]) if mark in self.marks else ""
 
 
-def read(root: Path, path: str) -> Source | None:
-    """Return a file's :class:`Source`; None if it is not Python 3."""
-    file = root / path
+def read(file: Path, path: str) -> Source | None:
+    """Return the :class:`Source` of a file whose path in the repository is ``path``; None if it is not Python 3."""
     try:
         if not file.is_file() or file.stat().st_size > _LARGEST:
             return None
@@ -215,26 +215,38 @@ def files(root: Path) -> list[str]:
 
 
 class Sources:
-    """The Python files of a repository, and which imports which.
+    """The Python files of a repository, and which imports which. A file is parsed when it is needed.
 
-    Attributes:
-        all: path -> file.
-        run: the files that an image may run.
+    Args:
+        files: path in the repository -> the file; those that are not Python are left out.
     """
 
-    def __init__(self, root: Path, names: Iterable[str]) -> None:
-        sources = (read(root, name) for name in names if name.endswith(".py"))
-        self.all = {source.path: source for source in sources if source}
-        self.run = [source for source in self.all.values() if source.run]
-        self._packages = {path.rpartition("/")[0] for path in self.all if path.endswith("/__init__.py")}
+    def __init__(self, files: Mapping[str, Path | str]) -> None:
+        self._files = {path: file for path, file in files.items() if path.endswith(".py")}
+        self.of = cache(self._read)
+        self._packages = {path.rpartition("/")[0] for path in self._files if path.endswith("/__init__.py")}
         # The module path: the top, src, and every folder that holds a package.
         self._roots = sorted({"", "src", *(name.rpartition("/")[0] for name in self._packages)} - self._packages)
         self._modules: dict[str, str] = {}
+        by_depth = sorted(self._files, key=lambda path: path.count("/"))
         for folder in self._roots:
-            for path in sorted(self.all, key=lambda path: path.count("/")):
+            for path in by_depth:
                 if not folder or path.startswith(f"{folder}/"):
                     self._modules.setdefault(self.module(path, folder), path)
         self._tops = {top for top, dot, _ in (name.partition(".") for name in self._modules) if dot}
+
+    def _read(self, path: str) -> Source | None:
+        return read(Path(self._files[path]), path) if path in self._files else None
+
+    @cached_property
+    def all(self) -> dict[str, Source]:
+        """Return path -> file, of all that are Python 3."""
+        return {path: source for path in self._files if (source := self.of(path))}
+
+    @cached_property
+    def run(self) -> list[Source]:
+        """Return the files that an image may run."""
+        return [source for source in self.all.values() if source.run]
 
     @staticmethod
     def module(path: str, folder: str) -> str:
@@ -256,7 +268,7 @@ class Sources:
 
     def of_module(self, name: str) -> Source | None:
         """Return the file of a module of the repository; None if it has none of this name."""
-        return self.all.get(self._modules.get(name, ""))
+        return self.of(self._modules.get(name, ""))
 
     def resolve(self, statement: Import, source: Source) -> str | None:
         """Return the path of an import; None if it is not in the repository.
@@ -289,9 +301,10 @@ class Sources:
         queue = [path]
         while queue:
             name = queue.pop(0)
-            if name in closure or name not in self.all:
+            source = None if name in closure else self.of(name)
+            if source is None:
                 continue
-            closure[name] = source = self.all[name]
+            closure[name] = source
             for statement in source.imports:
                 if conditional or not statement.conditional:
                     queue.append(self.resolve(statement, source) or "")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.spec import yaml_source
-from trainyard.spec.lock import DEFAULT, Locked
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
 from trainyard.workspace.lines import Found, where
@@ -22,6 +22,9 @@ from trainyard.workspace.python_survey import Source, Sources
 #: Requirements files, the preferred first.
 _FILES = ("requirements.txt", "requirements/train.txt", "requirements/base.txt", "requirements/main.txt",
           "requirements/requirements.txt", "requirements-train.txt", "requirements_train.txt")  # fmt: skip
+
+#: Conda's name of a package -> that of the package index.
+_CONDA_NAMES = {"opencv": "opencv-python-headless", "py-opencv": "opencv-python-headless", "pytorch": "torch"}
 
 #: Modules that the standard library or every image has.
 _BUILT_IN = frozenset(sys.stdlib_module_names) | {"pkg_resources", "setuptools", "__main__"}
@@ -43,7 +46,8 @@ class Choice:
         extras: of the file's project.
         unknown: modules that no known distribution provides -> where they are imported.
         notes: what the user has to know.
-        requires_python: the versions of Python that they are for; empty if the project says so itself.
+        conda: canonical name -> requirement and place of conda's packages, which are taken if the code imports them.
+        python: the versions of Python that conda is asked for, and where; empty if it is not.
     """
 
     file: str = ""
@@ -54,7 +58,8 @@ class Choice:
     extras: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    requires_python: str = ""
+    conda: dict[str, tuple[str, str]] = field(default_factory=dict)
+    python: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         self.lines = [line for line in self.lines if _is_requirement(line[0])]
@@ -103,27 +108,41 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
 
 
 def conda(path: Path) -> Choice | None:
-    """Return the pip part of a conda environment; None if it lists no packages.
+    """Return the packages of a conda environment; None if it lists none.
 
     https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually
     """
-    entries = yaml_source.plain(yaml_source.read(path)).get("dependencies")
+    data = yaml_source.read(path)
+    entries = yaml_source.plain(data).get("dependencies")
     entries = entries if isinstance(entries, list) else []
-    pip = next((item["pip"] for item in entries if isinstance(item, dict) and isinstance(item.get("pip"), list)), None)
-    others = [
-        re.split(r"[=<> ]", item)[0]
-        for item in entries
-        if isinstance(item, str) and not re.match(r"(python|pip)\b", item)
-    ]
-    if pip is None and not others:
-        return None
-    packages = [text for text in map(str, pip or []) if _is_requirement(text)]  # not -r other.txt, nor -e .
-    choice = Choice("", packages, f"the pip part of {path.name}", [(text, path.name) for text in packages])
-    choice.names |= {canonicalize_name(name.rpartition("::")[2]): path.name for name in others}
-    if others:
-        shown = f"{', '.join(others[:8])}{', ...' if len(others) > 8 else ''}"
-        choice.notes.append(f"{path.name}: conda packages are not installed: {shown}")
-    return choice
+    pip: list[Any] = next(
+        (item["pip"] for item in entries if isinstance(item, dict) and isinstance(item.get("pip"), list)), []
+    )
+    packages = [text for text in map(str, pip) if _is_requirement(text)]  # not -r other.txt, nor -e .
+    choice = Choice("", packages, f"{path.name} lists them", [(text, path.name) for text in packages])
+    for position, item in enumerate(entries):
+        if not isinstance(item, str) or not (name := re.match(r"(?:\S+::)?([\w.-]+)", item)) or name[1] == "pip":
+            continue
+        place = f"{path.name}:{yaml_source.line_of(data, ('dependencies', position))}"
+        text = _of_conda(name[1].lower(), item[name.end() :])
+        if name[1] == "python":
+            versions = re.sub(r"(\d+\.\d+)(\.\d+)+", r"\1", text.removeprefix("python"))
+            choice.python = versions, f"{place} asks for {item}"
+        elif _is_requirement(text):  # not _libgcc_mutex
+            choice.conda[canonicalize_name(Requirement(text).name)] = text, place
+    choice.names |= {name: place for name, (_, place) in choice.conda.items()}
+    return choice if pip or choice.conda else None
+
+
+def _of_conda(name: str, versions: str) -> str:
+    """Return a conda package as a PEP 508 requirement: ``=2.4`` and `` 2.4`` are every 2.4
+    (https://docs.conda.io/projects/conda-build/en/stable/resources/package-spec.html#package-match-specifications).
+    """
+    name = _CONDA_NAMES.get(name, name)
+    versions = versions.strip()
+    if every := re.match(r"(?:=(?!=))?\s*(\d[\w.]*)", versions):
+        versions = f"=={every[1].rstrip('.')}.*"
+    return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
 def _poetry(source: dependency_tables.Toml) -> Choice | None:
@@ -149,8 +168,7 @@ def _poetry(source: dependency_tables.Toml) -> Choice | None:
                 if name.lower() != "python":
                     choice.notes.append(f"{place}: {name} is left out: {error}")
                 continue
-            if name.lower() == "python":
-                choice.requires_python = text.removeprefix(name)
+            if name.lower() == "python":  # it is that of the project
                 continue
             choice.packages.append(text)
             choice.lines.append((text, place))
@@ -209,8 +227,63 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
         project: of the repository; its extras are taken where they list what is missing.
     """
     own = {canonicalize_name(project.name)} if project else set()
-    known = {*choice.names, *own, *_OTHER_FRAMEWORKS, *provided(spec)[0], *provided(spec)[1]}
-    missing: dict[str, str] = {}
+    framework, others = spec.provided
+    known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
+    found, choice.unknown = missing(closure, sources, known)
+    _take_from_conda(choice, found, framework, others)
+    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
+    for extra, lines in extras.items():
+        listed = {canonicalize_name(Requirement(line).name) for line in lines} & found.keys()
+        if listed and len(lines) <= 20:
+            choice.extras.append(extra)
+            found = {name: place for name, place in found.items() if name not in listed}
+    for name, place in found.items():
+        if choice.file:
+            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
+        choice.packages.append(name)
+    if found and not choice.why:
+        choice.why = "the code imports them"
+
+
+def _take_from_conda(
+    choice: Choice, found: dict[str, str], framework: Mapping[str, str], others: Mapping[str, str]
+) -> None:
+    """Add those of conda's packages that are missing, and say what becomes of the others.
+
+    Args:
+        found: the packages that are missing -> where; those of conda are removed.
+        framework: canonical name -> version of the target's framework, ``others``: of all else that it has.
+    """
+    left = []
+    for name, (text, place) in choice.conda.items():
+        version = {**framework, **others}.get(name)
+        if version is None and found.pop(name, ""):
+            choice.packages.append(text)
+        elif version is None:
+            left.append(name)
+        elif not Requirement(text).specifier.contains(version, prereleases=True):
+            key = "framework" if name in framework else "requirements"
+            choice.notes.append(
+                f"{place} lists {text}: the image has {version}, unless '{key}: [\"{text}\"]' asks for it"
+            )
+    if left:
+        file = choice.conda[left[0]][1].partition(":")[0]
+        choice.notes.append(
+            f"{file}: conda packages are not installed if the code is not known to import them: {', '.join(left)}"
+        )
+
+
+def missing(
+    closure: Iterable[Source], sources: Sources, known: Container[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the packages that files always import and that are not known -> where; the same of modules of others.
+
+    Args:
+        closure: the files, of ``sources``.
+        known: canonical names of packages.
+    """
+    packages: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for source in closure:
         for statement in source.imports:
             top = statement.top
@@ -218,33 +291,6 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
                 continue
             storage = statement.module.startswith("google.cloud.storage")
             name = "google-cloud-storage" if storage else import_names.distribution(top)
-            if not {name, canonicalize_name(top)} & known:
-                names = choice.unknown if name is None else missing
-                names.setdefault(name or top, source.at(statement.line))
-    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
-    for extra, lines in extras.items():
-        listed = {canonicalize_name(Requirement(line).name) for line in lines} & missing.keys()
-        if listed and len(lines) <= 20:
-            choice.extras.append(extra)
-            missing = {name: place for name, place in missing.items() if name not in listed}
-    for name, place in missing.items():
-        if choice.file:
-            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
-        choice.packages.append(name)
-    if missing and not choice.why:
-        choice.why = "the code imports them"
-    for module, place in choice.unknown.items():
-        choice.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
-
-
-def provided(spec: Spec) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return canonical name -> version of a target's framework, and of all else that it has; empty if not locked.
-
-    tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
-    """
-    content = spec.usable_lock
-    known = (content.of(spec.arch, index) for index in (spec.framework.index, DEFAULT)) if content else ()
-    locked = next(filter(None, known), Locked({}))
-    framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
-    others = {pin.name: pin.version for pin in locked.requirements}
-    return framework and {spec.framework.name.replace("_", "-"): spec.version, **framework}, others
+            if name not in known and canonicalize_name(top) not in known:
+                (modules if name is None else packages).setdefault(name or top, source.at(statement.line))
+    return packages, modules

@@ -1,0 +1,222 @@
+"""Check a user's repository before anything is resolved or built: what cannot work, and what most likely does not.
+
+Only what is certain to fail is refused. A command may be a program of a package, or a line for a shell: then nothing is
+known of it, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from packaging.utils import canonicalize_name
+
+from trainyard.common.errors import UserError, nearest
+from trainyard.spec import yaml_source
+from trainyard.spec.model import RepositorySpec, relative
+from trainyard.spec.units import in_units
+from trainyard.spec.workspace import FOLDER
+from trainyard.workspace import (
+    code_files,
+    dockerignore,
+    python_projects,
+    requirement_choice,
+    requirements,
+)
+from trainyard.workspace.code_files import CodeFile, Listed
+from trainyard.workspace.python_survey import Sources
+from trainyard.workspace.requirements import Wanted
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of all code from which on most of it is data.
+LARGE = 10**9
+
+#: Options of Python: those without a value, or with it in the same word, and those that the next word is the value of
+#: (https://docs.python.org/3/using/cmdline.html).
+_PYTHON, _SWITCH = re.compile(r"python(3(\.\d+)?)?"), re.compile(r"-([bBdEiIOPqRsSuvx]+|[WX].+)")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+#: What starts a script in several processes. No option takes the path of a Python file; these take the script away.
+_LAUNCHER = re.compile(r"(torchrun|deepspeed|accelerate launch|python3? -m torch\.distributed\.(run|launch)) ")
+_NO_SCRIPT = {"-m", "--module", "--no-python", "--no_python"}
+
+
+@dataclass
+class Checked:
+    """Hold what was found.
+
+    Attributes:
+        files: of the code; empty if one must not be in an image.
+        size: of the code, in bytes.
+        refused: lines about what cannot work; ``notes``: about what most likely does not.
+    """
+
+    files: list[CodeFile] = field(default_factory=list)
+    size: int = 0
+    refused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add a note, and report it at once: what follows may take longer."""
+        self.notes.append(text)
+        logger.warning(text)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Add the :class:`UserError` that is raised in its body."""
+        try:
+            yield
+        except UserError as error:
+            if str(error) not in self.refused:
+                self.refused.append(str(error))
+
+
+def require(spec: RepositorySpec) -> list[CodeFile]:
+    """Return the files of the code of a repository that :func:`check` does not refuse.
+
+    Raises:
+        UserError: it does; the message is the first line, and the others are reported as errors.
+    """
+    found = check(spec)
+    for line in found.refused[1:]:
+        logger.error(line)
+    if found.refused:
+        raise UserError(found.refused[0])
+    return found.files
+
+
+def check(spec: RepositorySpec) -> Checked:
+    """Check the code, the command and the requirements of a repository, without an engine or a network.
+
+    10,000 files take 0.6 s on 2 cores (2026-11-26).
+    """
+    found, wanted = Checked(), Wanted()
+    listed: dict[str, Listed] = {}
+    with found.refusing():
+        listed = code_files.listing(spec.workspace) if spec.has_code else {}
+    with found.refusing():
+        wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    if listed:
+        found.size = _check_sizes(found, listed)
+        lines = (*wanted.lines, *wanted.compiled)
+        named = {line.name for line in lines} | {one.name for one in wanted.sources}
+        provided = [names for one in (spec.extends, spec) for names in one.provided]
+        program, module = program_of(spec.run or [])
+        with found.refusing():
+            reason = _missing_module(spec, module, listed, named.union(*provided)) or _missing_file(
+                spec, program, listed
+            )
+            if reason:
+                line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
+                where = f"{relative(spec.workspace.file)}:{line}: run"
+                found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
+            if provided[0] and "" not in named:  # else nothing is locked, or a requirement has no name
+                _check_imports(found, spec, program, module, listed, named, named.union(*provided))
+        with found.refusing():
+            found.files = code_files.inspected(spec.workspace, listed)
+    return found
+
+
+def _check_sizes(found: Checked, listed: Mapping[str, Listed]) -> int:
+    """Return the bytes of the code, and note the largest folders if they are many."""
+    folders: Counter[str] = Counter()
+    for path, one in listed.items():
+        folders["/".join(path.split("/")[:-1][:2]) or "."] += os.lstat(one.path).st_size
+    size = folders.total()
+    if size > LARGE:
+        largest = ", ".join(f"{name} {in_units(bytes_)}" for name, bytes_ in folders.most_common(5))
+        found.note(
+            f"the code has {in_units(size)}, all of which is built and pushed: move data to a bucket or a mounted "
+            f"folder, or add it to {dockerignore.FILE}; the largest folders: {largest}"
+        )
+    return size
+
+
+def program_of(command: Sequence[str]) -> tuple[str, str]:
+    """Return the file below /workspace, or the module, that a command runs; empty if that is not known for certain."""
+    name, *words = command or [""]
+    file, module = name if "/" in name else "", ""
+    if launcher := _LAUNCHER.match(" ".join([*command, ""])):
+        words = list(command[launcher[0].count(" ") :])
+        scripts = [word for word in words if word.endswith(".py") and not word.startswith("-")]
+        file = scripts[0] if scripts and _NO_SCRIPT.isdisjoint(words) else ""
+    elif name in ("bash", "sh") and words and "/" in words[0]:  # else it is also looked for in PATH
+        file = words[0]
+    elif _PYTHON.fullmatch(name):
+        while words and (words[0] in _WITH_VALUE or _SWITCH.fullmatch(words[0])):
+            words = words[2 if words[0] in _WITH_VALUE else 1 :]
+        module = words[1] if words[:1] == ["-m"] and words[1:] else ""
+        file = words[0] if words and not words[0].startswith("-") else ""
+    path = posixpath.normpath(posixpath.join(FOLDER, file))
+    return path.removeprefix(f"{FOLDER}/") if path.startswith(f"{FOLDER}/") and "$" not in path else "", module
+
+
+def _missing_file(spec: RepositorySpec, path: str, listed: Mapping[str, Listed]) -> str:
+    """Return why the code does not have a file; empty if it does."""
+    if not path or _is_there(path, listed):
+        return ""
+    if (spec.workspace.root / path).exists():
+        return f"'{path}' is left out by .gitignore, {dockerignore.FILE} or 'code'"
+    return f"no file '{path}' in the code" + nearest(path, [one for one in listed if one[-3:] == path[-3:]])
+
+
+def _is_there(path: str, listed: Mapping[str, Listed]) -> bool:
+    """Return whether the code has a file, or a folder or a link that may have it."""
+    above = (path[:place] for place, letter in enumerate(path) if letter == "/")
+    return path in listed or any(one in listed for one in above) or any(one.startswith(f"{path}/") for one in listed)
+
+
+def _missing_module(spec: RepositorySpec, name: str, listed: Mapping[str, Listed], known: Container[str]) -> str:
+    """Return why ``python -m`` does not find a module in a package of the code; empty if it may find it.
+
+    Args:
+        known: canonical names of packages that may be meant instead.
+    """
+    top, inside = name.partition(".")[0], name.replace(".", "/")
+    roots = [code_files.destination(spec.workspace, root) for root in python_projects.import_roots(spec.workspace)]
+    prefixes = ["", *(f"{root}/" for root in roots)]
+    modules = {path.removeprefix(one): listed[path] for one in prefixes for path in listed if path.startswith(one)}
+    others = canonicalize_name(top) in known or "PYTHONPATH" in spec.environment
+    if others or f"{top}/__init__.py" not in modules:
+        return ""
+    if any(_is_there(one, modules) for one in (f"{inside}.py", f"{inside}/__main__.py")):
+        return ""
+    if f"{inside}/__init__.py" in modules:
+        return f"the package '{name}' has no __main__.py"
+    names = [path.removesuffix(".py").replace("/", ".") for path in modules if path.endswith(".py")]
+    return f"no module '{name}' in the code{nearest(name, names)}"
+
+
+def _check_imports(
+    found: Checked,
+    spec: RepositorySpec,
+    program: str,
+    module: str,
+    listed: Mapping[str, Listed],
+    named: Collection[str],
+    known: Container[str],
+) -> None:
+    """Note the packages that the command always imports and nothing provides.
+
+    Args:
+        named: canonical names of what the repository requires, ``known``: of these and of all that the target has.
+    """
+    sources = Sources({path: one.path for path, one in listed.items()})
+    scripts = {name: target for one in python_projects.projects(spec.workspace) for name, target in one.scripts.items()}
+    module = module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
+    start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(program)
+    closure = sources.closure(start.path, conditional=False) if start else []
+    for name, place in requirement_choice.missing(closure, sources, known)[0].items():
+        if not any(f"{one}-".startswith(f"{name}-") or name.startswith(f"{one}-") for one in named):  # its variants
+            found.note(
+                f"{place} imports {name}, which neither the requirements nor '{spec.extends.target}' has: add it to "
+                "'requirements' unless one of them needs it"
+            )
