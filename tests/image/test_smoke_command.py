@@ -165,12 +165,12 @@ MISSING = "ModuleNotFoundError: No module named"
         (
             "python3 trian.py",
             {"train.py": ""},
-            "trainyard.yaml:2: run: no file trian.py in the image (did you mean 'train.py'?)",
+            "trainyard.yaml:2: run: no file trian.py in the image",
         ),
         (
             "./trian.sh",
             {"train.sh": "#!/bin/sh\n"},
-            "trainyard.yaml:2: run: no file ./trian.sh in the image (did you mean './train.sh'?)",
+            "trainyard.yaml:2: run: no file ./trian.sh in the image",
         ),
         (
             "./train.sh",
