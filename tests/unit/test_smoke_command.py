@@ -178,17 +178,19 @@ def test_a_failure_names_the_users_file_and_line(explain: Explain, log: str, lin
         (
             "python -m m.trian",
             "/opt/venv/bin/python: No module named m.trian",
-            "run: no module 'm.trian' in the image",
+            "run: no module 'm.trian' in the image (did you mean 'm.train'?)",
         ),
         (
             "python -m mm.train",
             "/opt/venv/bin/python: Error while finding module specification for 'mm.train' (ModuleNotFoundError: No "
             "module named 'mm')",
-            "run: no module 'mm.train' in the image",
+            "run: no module 'mm.train' in the image (did you mean 'm.train'?)",
         ),
     ],
 )
-def test_a_command_that_does_not_exist_names_the_key(explain: Explain, run: str, log: str, line: str) -> None:
+def test_a_command_that_does_not_exist_names_the_key_and_what_is_near(
+    explain: Explain, run: str, log: str, line: str
+) -> None:
     assert explain(log, "train.sh", "src/m/train.py", run=run, status=127) == f"trainyard.yaml:2: {line}"
 
 

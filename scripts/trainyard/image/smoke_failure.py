@@ -159,7 +159,8 @@ class Explanation:
                 return self._missing(said[1])
             if said := _NO_MODULE.match(line):
                 name = said[1] or said[2]
-                return f"{self.key('run')}: no module {name!r} in the image{self._left_out(name)}"
+                where = f"{self.key('run')}: no module {name!r} in the image"
+                return where + (self._left_out(name) or nearest(name, self._modules()))
             if said := _NO_INTERPRETER.match(line):
                 return self._interpreter(self.command[0], said[1])
         return None
@@ -263,6 +264,18 @@ class Explanation:
         if file := self.local(path if path.startswith("/") else f"{self.folder}/{path}"):
             return f"add {model.relative(file)} to code in {FILE}, or give its folder as smoke.data"
         return "a smoke test finds data in /data: give its folder as smoke.data, and name /data in smoke.args"
+
+    def _files(self) -> list[str]:
+        """Return files of the code that could be meant, relative to the repository."""
+        if self.workspace is None:
+            return []
+        root, patterns = self.workspace.root, ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py")
+        files = [path.relative_to(root) for pattern in patterns for path in root.glob(pattern)]
+        return [path.as_posix() for path in files if not path.parts[0].startswith(".")]
+
+    def _modules(self) -> list[str]:
+        names = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in self._files()]
+        return [name.removeprefix("src.") for name in names]
 
 
 _GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data"
