@@ -130,10 +130,10 @@ def test_another_failure_has_no_known_reason() -> None:
     assert buildx.compile_failure(["error: Hash mismatch for `fast==2.0`"]) == ""
 
 
-def log(said: list[str]) -> str:
+def log(said: list[str], stage: str = "compiled") -> str:
     """What BuildKit prints about the failed step."""
     lines = [f"#48 1.2{number} {line}" for number, line in enumerate(said)]
-    step = "[compiled 7/8] RUN <<COMPILED (...)"
+    step = f"[{stage} 7/8] RUN <<COMPILED (...)"
     end = 'process "/bin/bash -c uv" did not complete successfully: exit code: 1'
     return "\n".join([f"#48 {step}", *lines, f"#48 ERROR: {end}", "------", f" > {step}:", "1.29 hint", "------",
                       f"ERROR: failed to solve: {end}"])  # fmt: skip
@@ -142,6 +142,14 @@ def log(said: list[str]) -> str:
 def test_a_build_that_cannot_compile_ends_with_that_reason() -> None:
     assert buildx.reason(log(output(NO_COMPILER))) == (
         "compiled: fast==2.0: there is no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:'"
+    )
+
+
+@pytest.mark.parametrize(("stage", "package"), [("wheel-fast", "fast"), ("wheels-2", "a requirement")])
+def test_a_requirement_without_a_wheel_that_is_not_pure_python_belongs_under_build(stage: str, package: str) -> None:
+    assert buildx.reason(log(output(NO_COMPILER), stage)) == (
+        f"{stage}: {package} has no wheel and has to be compiled: add it to 'sources' under 'build:' (fast==2.0: there is "
+        "no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:')"
     )
 
 

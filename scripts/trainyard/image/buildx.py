@@ -146,7 +146,9 @@ def bake(
         if ended.returncode:
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
-            where = f" (log: {relative(log)})" if log else ""
+            # Where the state is that of a checkout, a path from its top says nothing in another folder.
+            shown = log and (relative(log) if Path.cwd().is_relative_to(ROOT) else log)
+            where = f" (log: {shown})" if log else ""
             raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see its log'}{where}")
         made: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return made
@@ -202,6 +204,11 @@ def reason(text: str, of: Builder | None = None) -> str:
     name, said = failed_step(text)
     if name == "compiled" and (known := compile_failure(said)):
         return f"compiled: {_short(known)}"
+    if name.startswith("wheel") and (known := compile_failure(said)):
+        # A wheel of several in a stage is named by uv, at the beginning of what may be thousands of lines.
+        package = name.removeprefix("wheel-") if name.startswith("wheel-") else "a requirement"
+        how = f"has no wheel and has to be compiled: add it to 'sources' under 'build:' ({_short(known)})"
+        return f"{name}: {package} {how}"
     if errors_of_step := [line for line in said if _ERROR_LINE.search(line)] or said:
         words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
         return f"{name}: {_short(words)}"
