@@ -148,8 +148,8 @@ def test_a_build_that_cannot_compile_ends_with_that_reason() -> None:
 @pytest.mark.parametrize(("stage", "package"), [("wheel-fast", "fast"), ("wheels-2", "a requirement")])
 def test_a_requirement_without_a_wheel_that_is_not_pure_python_belongs_under_build(stage: str, package: str) -> None:
     assert buildx.reason(log(output(NO_COMPILER), stage)) == (
-        f"{stage}: {package} has no wheel and has to be compiled: add it to 'sources' under 'build:' (fast==2.0: there is "
-        "no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:')"
+        f"{stage}: {package} has no wheel and has to be compiled: add it to 'sources' under 'build:' (fast==2.0: there "
+        "is no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:')"
     )
 
 
