@@ -1,15 +1,16 @@
-"""Write docs/recording.svg: what a terminal shows of the first three commands in a repository, examples/keras.
+"""Write docs/recording.svg: what a terminal shows of the first commands in a repository, a copy of examples/keras.
 
     uv run --with pyte python -m benchmarks.recording    after `make image TARGET=tf-cpu`
 
 The commands run on a pseudo terminal, in a copy of the repository without its trainyard.yaml. pyte keeps the screen as
-a terminal does, so that lines that moved are there as they were at the end.
+a terminal does, so that lines that moved are there as they were at the end. The temporary folder is shown as ~.
 """
 
 from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import os
 import pty
 import re
@@ -28,8 +29,8 @@ from rich.style import Style
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS, LINES = 100, 500
-COMMANDS = ("trainyard init --yes", "trainyard image", "trainyard run -- --epochs 1")
+COLUMNS, LINES = 100, 60
+COMMANDS = ("trainyard init --yes", "trainyard image")
 _SAME = {"default": None, "brown": "yellow"}  # pyte's names of colors, where rich has others
 
 
@@ -48,7 +49,7 @@ def run(command: str, folder: Path, screen: pyte.ByteStream) -> None:
             data = os.read(leader, 1 << 16)
         except OSError:  # all ends of the terminal are closed
             break
-        screen.feed(data)
+        screen.feed(data.replace(str(folder.parent).encode(), b"~"))
     os.close(leader)
     if started.wait():
         sys.exit(f"{command}: exit status {started.returncode}")
@@ -58,11 +59,11 @@ def text(screen: pyte.Screen) -> Text:
     """Return the lines of a screen with their colors."""
     found = Text()
     for number in range(screen.cursor.y):
+        row = [screen.buffer[number][column] for column in range(COLUMNS)]
         line = Text()
-        for column in range(COLUMNS):
-            shown = screen.buffer[number][column]
-            color = _SAME.get(shown.fg, shown.fg.replace("bright", "bright_"))
-            line.append(shown.data, Style(color=color, bold=shown.bold, italic=shown.italics))
+        for (color, bold), cells in itertools.groupby(row, lambda cell: (cell.fg, cell.bold)):
+            style = Style(color=_SAME.get(color, color.replace("bright", "bright_")), bold=bold)
+            line.append("".join(cell.data for cell in cells), style)
         line.rstrip()
         found.append_text(line).append("\n")
     return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from trainyard.common.settings import ROOT
 from trainyard.image import buildx
 
 UV = """
@@ -156,3 +158,12 @@ def test_a_requirement_without_a_wheel_that_is_not_pure_python_belongs_under_bui
 def test_a_missing_shared_library_is_the_reason_as_the_step_prints_it() -> None:
     said = "the image lacks libgomp.so.1, which fast.so needs: add libgomp1 to 'system:'"
     assert buildx.reason(log([f"error: {said}"])) == f"compiled: {said}"
+
+
+def test_a_log_is_named_so_that_it_is_found_from_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT / "images")
+    assert buildx.place(ROOT / "build" / "mine" / "build.log") == "log: build/mine/build.log", "as other files of it"
+    monkeypatch.chdir(tmp_path)
+    assert buildx.place(ROOT / "build" / "mine" / "build.log") == f"log: {ROOT}/build/mine/build.log"

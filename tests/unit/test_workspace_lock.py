@@ -295,6 +295,8 @@ def test_a_contradiction_through_another_package_names_the_users_line_and_uvs_re
     assert str(error.value).startswith("requirements.txt:2: old cannot be installed: because ")
     assert "old" in str(error.value) and "numpy<2" in str(error.value) and "numpy==2.4.6" in str(error.value)
     assert "\n" not in str(error.value)
+    said = "Require 'numpy<2', too, and the image has that version, if its framework allows it."
+    assert str(error.value).endswith(said)
 
 
 def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> None:

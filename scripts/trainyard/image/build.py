@@ -28,7 +28,7 @@ from trainyard.image import (
     working_directory,
     workspace_files,
 )
-from trainyard.image.buildx import OnStep, Steps, bake
+from trainyard.image.buildx import OnStep, Steps, bake, place
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import builder, docker_engine, layer_contents
@@ -273,7 +273,7 @@ def build(
             facts = _build(
                 plan, used, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step
             )
-            stage.done = f"log: {relative(spec.kept / _LOG)}"
+            stage.done = place(spec.kept / _LOG)
         return plan, facts
 
 

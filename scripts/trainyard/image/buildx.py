@@ -146,12 +146,15 @@ def bake(
         if ended.returncode:
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
-            # Where the state is that of a checkout, a path from its top says nothing in another folder.
-            shown = log and (relative(log) if Path.cwd().is_relative_to(ROOT) else log)
-            where = f" (log: {shown})" if log else ""
+            where = f" ({place(log)})" if log else ""
             raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see its log'}{where}")
         made: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return made
+
+
+def place(log: Path) -> str:
+    """Return where a log is, in words. In another folder than a checkout, a path from its top would mislead."""
+    return f"log: {relative(log) if Path.cwd().is_relative_to(ROOT) else log}"
 
 
 def _run(
