@@ -392,8 +392,7 @@ class _Handler(BaseHTTPRequestHandler):
         moving = re.fullmatch(r"([^/]+)/moveTo/o/([^/]+)", raw)
         if moving and self.command == "POST":
             name, to_name = map(unquote, moving.groups())
-            self._copy(bucket_name, name, "copyTo", bucket_name, to_name)
-            self.storage.bucket(bucket_name).delete(name)
+            self._copy(bucket_name, name, "moveTo", bucket_name, to_name)
             return
         if raw.endswith("/compose") and self.command == "POST":
             self._compose(bucket_name, unquote(raw[: -len("/compose")]))
@@ -461,7 +460,9 @@ class _Handler(BaseHTTPRequestHandler):
         size = str(temporary.stat().st_size)
         target.publish(temporary, to_name)
         resource = target.described_with_hash(to_name, self.root_url)
-        if how == "copyTo":
+        if how == "moveTo":
+            self.storage.bucket(bucket_name).delete(name)
+        if how != "rewriteTo":
             self._json(resource)
         else:
             self._json({"kind": "storage#rewriteResponse", "done": True, "objectSize": size,
