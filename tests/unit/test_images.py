@@ -151,8 +151,7 @@ def test_a_failed_build_shows_the_end_of_the_step_and_names_the_log(
     with caplog.at_level("INFO"), pytest.raises(StepFailed) as refused:
         buildx.bake("tf-cpu", [], name="", log=tmp_path / "build.log")
     assert str(refused.value) == (
-        "the build of tf-cpu failed: wheel-torch: Hash mismatch for `torch==2.9.1` "
-        f"(log: {tmp_path / 'build.log'})"
+        f"the build of tf-cpu failed: wheel-torch: Hash mismatch for `torch==2.9.1` (log: {tmp_path / 'build.log'})"
     )
     assert len(caplog.messages) == 20
     assert caplog.messages[-1] == "  |   Caused by: Hash mismatch for `torch==2.9.1`"
