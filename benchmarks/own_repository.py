@@ -203,7 +203,7 @@ class Bench:
         return f"{self.address}/{NAME}@{digest}"
 
     def image(self) -> str:
-        """``trainyard image``; no reference. ``beside_smoke`` has its seconds without those of the smoke test."""
+        """Run ``trainyard image``; no reference. ``beside_smoke`` has its seconds without those of the smoke test."""
         started = time.perf_counter()
         made = json.loads(self.run(self._trainyard, "image", "--json"))
         self.beside_smoke.append(time.perf_counter() - started - made["smoke"]["seconds"])

@@ -811,7 +811,7 @@ def test_a_module_that_only_defines_functions_is_no_command(tmp_path: Path) -> N
 
 @pytest.fixture
 def monorepo(repository: Callable[..., Path]) -> Callable[..., Path]:
-    """``monorepo({"common.py": ""}, "text/train.py")``: a git repository with trainers that import ``common``."""
+    """Make a git repository with trainers that import ``common``: ``monorepo({"common.py": ""}, "text/train.py")``."""
 
     def make(files: dict[str, str], *trainers: str) -> Path:
         folder = repository(files | dict.fromkeys(trainers, TRAIN.format(more="from common import x\n")))

@@ -1,4 +1,4 @@
-"""What a command prints while it runs: one moving line per stage on a terminal, and few lines everywhere."""
+"""Test what a command prints while it runs: one moving line per stage on a terminal, and few lines everywhere."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_build_names_wheels_and_bytes(pins: list[tuple[str, int]], words: str)
 
 
 class Trains:
-    """A container that prints these pieces, and ends."""
+    """Stand in for a container that prints these pieces, and ends."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces

@@ -1,4 +1,4 @@
-"""``trainyard check``: what a repository is refused for before anything is resolved or built, and what is noted."""
+"""Test ``trainyard check``: what is refused before anything is resolved or built, and what is noted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Repository = Callable[..., RepositorySpec]
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """``repository("python train.py", {"train.py": "..."})``: a repository in the current folder."""
+    """Make, as in ``repository("python train.py", {"train.py": "..."})``, a repository in the current folder."""
 
     def make(run: str, files: dict[str, str], more: str = "") -> RepositorySpec:
         for path, text in files.items():

@@ -270,7 +270,7 @@ class Spec(_Document):
 
     @property
     def provided(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Canonical name -> version of the framework, and of all else that it has; empty if not locked.
+        """Return canonical name -> version of the framework, and of all else that it has; empty if not locked.
 
         tensorflow-cpu and tensorflow-tpu are tensorflow, too: one of them is what code imports under that name.
         """

@@ -103,7 +103,7 @@ class Listed(NamedTuple):
 
 
 def listing(workspace: Workspace) -> dict[str, Listed]:
-    """The paths of ``code`` below /workspace, sorted: those that neither .gitignore nor .dockerignore leave out.
+    """Return the paths of ``code`` below /workspace, sorted: those that neither .gitignore nor .dockerignore leave out.
 
     Raises:
         UserError: ``code`` names what does not exist or is outside of the git repository, or has no files.
@@ -133,7 +133,7 @@ def listing(workspace: Workspace) -> dict[str, Listed]:
 
 
 def collect(workspace: Workspace) -> list[CodeFile]:
-    """The files of ``code``; see :func:`listing` and :func:`inspected`, which raise a :class:`UserError`."""
+    """Return the files of ``code``; see :func:`listing` and :func:`inspected`, which raise a :class:`UserError`."""
     return inspected(workspace, listing(workspace))
 
 
@@ -202,7 +202,7 @@ def _where(workspace: Workspace, position: int | None = None) -> str:
 
 
 def folders(workspace: Workspace) -> list[Path]:
-    """The files and folders of ``code``, and those of the uv workspace members that it needs.
+    """Return the files and folders of ``code``, and those of the uv workspace members that it needs.
 
     Raises:
         UserError: one does not exist, or is outside of the git repository.
@@ -335,7 +335,7 @@ class _Refused(Exception):
 
 
 def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]:
-    """The files of a listing, read once.
+    """Return the files of a listing, read once.
 
     Line ends are LF where git has LF and the checkout has CRLF, as with ``core.autocrlf``
     (https://git-scm.com/docs/gitattributes#_text), and in scripts, since the kernel takes the CR of ``#!`` lines for a

@@ -215,7 +215,7 @@ def files(root: Path) -> list[str]:
 
 
 class Sources:
-    """The Python files of a repository, and which imports which. A file is parsed when it is needed.
+    """Hold the Python files of a repository, and which imports which. A file is parsed when it is needed.
 
     Args:
         files: path in the repository -> the file; those that are not Python are left out.
