@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import sections, trainers
+from benchmarks import own_repository, sections, trainers
 from benchmarks.sections import Row
 
 RESULTS = sorted(trainers.RESULTS.glob("trainers-*.json"))
@@ -61,3 +61,20 @@ def test_a_row_says_whether_its_target_is_met(ratio: float, target: float, verdi
 def test_the_machine_has_a_name() -> None:
     found = trainers.machine("cpu")
     assert found["cpu"] and int(found["cores"]) >= 1
+
+
+def test_a_section_that_no_image_can_run_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks.trainers", "jax_mnist", "--json"])
+    trainers.main()
+    printed = capsys.readouterr()
+    assert printed.err == "jax_mnist: no image has what it needs: see its module, and use --inside\n"
+    assert json.loads(printed.out) == []
+
+
+@pytest.mark.parametrize(("seconds", "met"), [([9.0, 4.0, 5.0], True), ([5.1], False)])
+def test_an_edit_may_take_five_seconds_beside_the_smoke_test(seconds: list[float], met: bool) -> None:
+    ways = {own_repository.OURS: [{"seconds": 0.5, "requests": 6, "sent": 10, "code": 5}]}
+    words, _, fulfilled = own_repository.verdicts({"ways": ways, "beside_smoke": seconds})[-1]
+    assert "beside the smoke test" in words and fulfilled is met
