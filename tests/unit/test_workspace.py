@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import pytest
 from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
-from trainyard.common.errors import UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import build, dockerfile, offline, plan
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
@@ -339,13 +341,48 @@ def test_a_candidate_that_was_removed_before_it_got_its_name_is_one_line(
         raise docker.errors.ImageNotFound("no such image")
 
     planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
-    monkeypatch.setattr(build, "build", lambda *_, **__: (planned, {"digest": "sha256:1"}))
+    made = contextlib.nullcontext((planned, {"digest": "sha256:1"}))
+    monkeypatch.setattr(build, "building", lambda *_, **__: made)
     monkeypatch.setattr(state, "recall", lambda *_: {"passed": True})
     monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
     monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(images=SimpleNamespace(get=removed)))
     status, _, err = trainyard("image", "cpu")
     assert status == 2
     assert err.splitlines()[-1] == "image: no local image trainyard:cpu-candidate: run 'trainyard image cpu' first"
+
+
+def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
+    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
+) -> None:
+    """It is made while the image is verified and tested, and what goes wrong is said when that has ended."""
+    tested: list[str] = []
+    ended = threading.Event()
+
+    def keep(*_: object) -> None:
+        assert ended.wait(60), "the image was not tested meanwhile"
+        raise StepFailed("cpu: building sha256:1 again for its provenance gave another digest")
+
+    def passed(_spec: model.Spec, reference: str, **_how: object) -> dict[str, object]:
+        tested.append(reference)
+        if len(tested) == 2:
+            ended.set()
+        return {"passed": True}
+
+    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    monkeypatch.setattr(build, "plan_for", lambda _: planned)
+    monkeypatch.setattr(build, "_build", lambda *_, **__: ({"digest": "sha256:1"}, []))
+    monkeypatch.setattr(build.layer_contents, "take", lambda *_: ["sha256:2"])
+    monkeypatch.setattr(build.state, "record", lambda *_: None)
+    monkeypatch.setattr(build.provenance, "keep", keep)
+    monkeypatch.setattr(candidate.verify, "verify", passed)
+    monkeypatch.setattr(candidate.smoke_test, "smoke", passed)
+    monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
+    monkeypatch.setattr(docker_engine, "image", lambda *_, **__: pytest.fail("it got a name"))
+    status, _, err = trainyard("image", "cpu")
+    assert status == 1
+    assert tested == ["trainyard:cpu-candidate"] * 2
+    assert err.splitlines()[-1] == "image: cpu: building sha256:1 again for its provenance gave another digest"
 
 
 def test_quiet_leaves_warnings_and_errors(trainyard: Callable[..., tuple[int, str, str]]) -> None:

@@ -11,6 +11,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,8 @@ def unnamed_on_failure(reference: str) -> Iterator[None]:
         raise
 
 
-def build(
+@contextlib.contextmanager
+def building(
     spec: Spec,
     *,
     compression: str = "zstd",
@@ -249,8 +251,10 @@ def build(
     cache: str | None = None,
     name: str = "",
     on_step: OnStep | None = None,
-) -> tuple[Plan, dict[str, Any]]:
-    """Build the candidate of ``spec``; the plan, and the facts recorded for its digest.
+) -> Iterator[tuple[Plan, dict[str, Any]]]:
+    """Build the candidate of ``spec``; yield the plan, and the facts recorded for its digest.
+
+    The provenance is made while the block runs. If that fails, the exception is raised at the end of the block.
 
     Args:
         compression: a key of :data:`COMPRESSIONS`.
@@ -263,18 +267,39 @@ def build(
     """
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
-    with contextlib.nullcontext() if name else state.candidate_lock(spec.kept):
+    with (
+        contextlib.nullcontext() if name else state.candidate_lock(spec.kept),
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(1) as background,
+    ):
         used = builder.current(spec.context.builder)
         used.require(spec.architecture)
         plan = plan_for(spec)
+        spec = plan.spec
         for note in plan.notes:
             logger.warning(note)
         with stages.stage("build", state.seconds(spec.kept, "build")) as stage:
-            facts = _build(
-                plan, used, compression=compression, no_cache=no_cache, cache=cache, name=name, on_step=on_step
+            facts, again = _build(
+                plan, used, Path(folder), compression, name=name, on_step=on_step, no_cache=no_cache, cache=cache
             )
+            if not name:
+                stages.now("recording the layers")
+                digest = facts["digest"]
+                made = background.submit(
+                    provenance.keep, spec.kept, digest, spec.bake_name, again, spec.context.builder
+                )
+                facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
+                state.record(spec.kept, "build", digest, facts)
             stage.done = place(spec.kept / _LOG)
-        return plan, facts
+        yield plan, facts
+        if not name:
+            made.result()
+
+
+def build(spec: Spec, **how: Any) -> tuple[Plan, dict[str, Any]]:
+    """Build the candidate of ``spec`` and its provenance; see :func:`building`."""
+    with building(spec, **how) as made:
+        return made
 
 
 @contextlib.contextmanager
@@ -335,35 +360,32 @@ def _words(layer: WheelLayer) -> str:
 
 
 def _build(
-    plan: Plan, used: Builder, *, compression: str, name: str, on_step: OnStep | None, **how: Any
-) -> dict[str, Any]:
-    """Return the facts of :func:`build`, whose other arguments are in ``how``."""
+    plan: Plan, used: Builder, folder: Path, compression: str, *, name: str, on_step: OnStep | None, **how: Any
+) -> tuple[dict[str, Any], list[str]]:
+    """Build an image, and return its facts, and the arguments that build it again with its provenance.
+
+    Args:
+        folder: for files that the build reads, now and when it runs again.
+        how: ``no_cache`` and ``cache`` of :func:`building`, as the other arguments.
+    """
     spec = plan.spec
     made_of = inputs(spec, plan.index)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        bases = _base_contexts(plan)
-        own = spec.folder.parent != IMAGES or bool(bases)
-        bake_file = Path(folder) / "docker-bake.json" if own else dockerfile.BAKE_FILE
-        if own:
-            bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
-        secrets = workspace_files.write_secrets(spec, Path(folder))
-        file = f"--file={bake_file}"
-        arguments = bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)
-        steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
-        with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-            arguments, log = [file, *arguments], spec.kept / _LOG
-            made = bake(spec.bake_name, arguments, name=spec.context.builder, log=log, steps=steps)
-            digest = _digest(name or plan.candidate, made, used)
-        seconds = time.monotonic() - started
-        stages.now("recording the layers and the provenance")
-        if not name:
-            again = bake_arguments(
-                plan, compression=compression, name=provenance.local(spec.local_name), provenance=True, secrets=secrets
-            )
-            provenance.keep(spec.kept, digest, spec.bake_name, [file, *again], spec.context.builder)
+    bases = _base_contexts(plan)
+    own = spec.folder.parent != IMAGES or bool(bases)
+    bake_file = folder / "docker-bake.json" if own else dockerfile.BAKE_FILE
+    if own:
+        bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
+    secrets = workspace_files.write_secrets(spec, folder)
+    file = f"--file={bake_file}"
+    arguments = [file, *bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)]
+    steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
+    with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
+        made = bake(spec.bake_name, arguments, name=spec.context.builder, log=spec.kept / _LOG, steps=steps)
+        digest = _digest(name or plan.candidate, made, used)
     facts = {
-        "seconds": round(seconds, 1),
+        "digest": digest,
+        "seconds": round(time.monotonic() - started, 1),
         "tag": plan.tag,
         "floating_tags": list(plan.floating_tags),
         "index": plan.index,
@@ -373,7 +395,5 @@ def _build(
         "versions": spec.locked(plan.index).versions,
         "passed": True,
     }
-    if not name:
-        facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
-        state.record(spec.kept, "build", digest, facts)
-    return {"digest": digest} | facts
+    kept = provenance.local(spec.local_name)
+    return facts, [file, *bake_arguments(plan, compression=compression, name=kept, provenance=True, secrets=secrets)]

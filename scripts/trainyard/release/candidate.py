@@ -65,22 +65,22 @@ def make(
         before = state.passed(spec.kept)
         since = state.when(spec.kept, "smoke", before["digest"]) if before else ""
         emit("stage", stage="build")
-        plan, built = build.build(
+        with build.building(
             spec,
             compression=compression,
             no_cache=no_cache,
             on_step=lambda stage, step: emit("step", stage=stage, step=step),
-        )
-        spec = plan.spec  # with the versions in a base that was inspected just now
-        digest = built["digest"]
-        # Smoke tests that run at the same time would exceed their time limits.
-        with state.file_lock(spec.context.state, "training"):
-            emit("stage", stage="verify")
-            verified = None if force else _passed(spec, "verify", digest)
-            verified = verified or verify.verify(spec, plan.candidate, show=show)
-            emit("stage", stage="smoke")
-            trained = None if force else _passed(spec, "smoke", digest)
-            trained = trained or smoke_test.smoke(spec, plan.candidate)
+        ) as (plan, built):
+            spec = plan.spec  # with the versions in a base that was inspected just now
+            digest = built["digest"]
+            # Smoke tests that run at the same time would exceed their time limits.
+            with state.file_lock(spec.context.state, "training"):
+                emit("stage", stage="verify")
+                verified = None if force else _passed(spec, "verify", digest)
+                verified = verified or verify.verify(spec, plan.candidate, show=show)
+                emit("stage", stage="smoke")
+                trained = None if force else _passed(spec, "smoke", digest)
+                trained = trained or smoke_test.smoke(spec, plan.candidate)
         found = docker_engine.image(plan.candidate, made_by=spec.command("image"))
         for tag in (spec.local_name, plan.tag):
             found.tag(NAME, tag)
