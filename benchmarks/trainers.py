@@ -164,10 +164,10 @@ def main() -> None:
                 if not args.data:
                     sections.load(name).prepare(Path(folder))
                 found.append(inside(name, args.data or Path(folder), args.device, args.rounds))
+        if args.save:  # at once, as a later section may fail
+            save(found, args.device)
     if not args.json:
         print(table(found), file=sys.stderr)
-    if args.save:
-        save(found, args.device)
     print(json.dumps(found, indent=1))
 
 

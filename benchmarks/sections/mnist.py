@@ -1,4 +1,4 @@
-"""Seconds of training to 97 %: ours, the recipe of the classic PyTorch example, and a tuned loop; on CUDA also to 99 %.
+"""Seconds of training to 95 %: ours, the recipe of the classic PyTorch example, and a tuned loop; on CUDA also to 99 %.
 
 Ours and the tuned loop each use the best point of a grid, tried with other seeds than those that are compared. Every
 compared run is a process; only its training counts, not its start, its data or its tests. On CUDA, give MNIST itself
@@ -18,7 +18,7 @@ from benchmarks.sections import Result, Row, _runs
 
 TARGET = "xla"
 DEVICES = ("cpu", "cuda")
-ACCURACY = 97.0  # percent; 98.5 % of so few digits is more than the classic recipe learns
+ACCURACY = 95.0  # percent; 97 %, of so few digits, is more than every seed of the tuned loop reaches
 TIMES_CLASSIC, TIMES_TUNED = 6.0, 1.5
 ON_CUDA = ("--epochs=5", "--batch-size=256", "--lr=0.1", "--target-accuracy=99")
 CUDA_SECONDS = 1.0  # most for 99 %

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,19 @@ def trainyard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return status, out, err
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def signal_actions_as_before() -> Iterator[None]:
+    """A command that runs in the process of the tests sets actions, which a later test's children would inherit.
+
+    A pool of processes that is terminated while they start hung: Python ignores an exception that an action raises in
+    what runs after a fork.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
 
 
 @pytest.fixture(autouse=True)

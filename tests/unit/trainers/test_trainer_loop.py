@@ -169,17 +169,13 @@ def test_one_process_stops_after_the_step_and_saves_by_the_clock() -> None:
     now = [0.0]
     stop = exits.Stop(minutes=0.5, clock=lambda: now[0])
     stop.install()
-    try:
-        assert stop.poll() == 0 and not stop.save_due
-        now[0] = 31.0
-        assert stop.poll() == 0 and stop.save_due
-        stop.saved()
-        assert stop.poll() == 0 and not stop.save_due
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.poll() == 143
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert stop.poll() == 0 and not stop.save_due
+    now[0] = 31.0
+    assert stop.poll() == 0 and stop.save_due
+    stop.saved()
+    assert stop.poll() == 0 and not stop.save_due
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.poll() == 143
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------
