@@ -24,7 +24,7 @@ from cloudbuild_local.rules import (
     violations_after_substitution,
     without_effect,
 )
-from cloudbuild_local.substitutions import BUILT_IN, replace_in, resolve
+from cloudbuild_local.substitutions import BUILT_IN, not_given, replace_in, resolve
 from trainyard.common.errors import UserError, one_line
 from trainyard.spec import yaml_source
 
@@ -198,21 +198,34 @@ class Judgement:
         }
 
 
-def judge(data: Mapping[Any, Any], *, given: Mapping[str, str] | None = None, built_in: Mapping[str, str]) -> Judgement:
+#: Options of a trigger's builds, which a file cannot override (discovery document: BuildOptions).
+_TRIGGERED = {"substitutionOption": "ALLOW_LOOSE", "dynamicSubstitutions": True}
+
+
+def judge(
+    data: Mapping[Any, Any],
+    *,
+    given: Mapping[str, str] | None = None,
+    built_in: Mapping[str, str],
+    trigger: bool = False,
+) -> Judgement:
     """Check a configuration by the rules of gcloud and Cloud Build.
 
     Args:
         data: what :func:`read` returned.
         given: the user's substitutions, which override those of the file.
         built_in: values of :data:`BUILT_IN` names; missing ones are empty.
+        trigger: whether it is for a trigger, which may give any substitution: those without a value are not known.
     """
     body, errors = _message(data)
     if not errors:
         body["substitutions"] = body.get("substitutions", {}) | dict(given or {})
+        body |= {"options": body.get("options", {}) | _TRIGGERED} if trigger else {}
         errors = violations(body)
     if not errors:
         try:
-            build = substituted(body, built_in)
+            values = not_given(body) if trigger else {}
+            build = substituted(body | {"substitutions": body["substitutions"] | values}, built_in)
             tags = replace_in(body.get("tags") or [], build.substitutions, dynamic=_is_dynamic(body))
             errors = violations_after_substitution([step.name for step in build.steps], list(build.images), tags)
         except UserError as error:
@@ -225,7 +238,7 @@ def built_in(project: str, build_id: str) -> dict[str, str]:
     return {"PROJECT_ID": project, "PROJECT_NUMBER": "0", "BUILD_ID": build_id, "LOCATION": "local"}
 
 
-def check(path: Path, *, substitutions: Mapping[str, str], project: str) -> Judgement:
+def check(path: Path, *, substitutions: Mapping[str, str], project: str, trigger: bool = False) -> Judgement:
     """Check a configuration by the rules of gcloud and Cloud Build, without a Docker engine.
 
     The file may be one for a trigger, which sets the built-in substitutions that are empty in a submitted build: names
@@ -234,15 +247,21 @@ def check(path: Path, *, substitutions: Mapping[str, str], project: str) -> Judg
     Args:
         substitutions: they override those of the configuration.
         project: value of ``$PROJECT_ID``.
+        trigger: see :func:`judge`.
     Raises:
         UserError: there is no such file, or it is not YAML.
     """
-    values = dict.fromkeys(BUILT_IN, "value") | built_in(project, "local-check")
-    return judge(read_file(path), given=substitutions, built_in=values)
+    values = dict.fromkeys(BUILT_IN, "value") | {"REPO_FULL_NAME": "owner/name"} | built_in(project, "local-check")
+    return judge(read_file(path), given=substitutions, built_in=values, trigger=trigger)
 
 
 def load(
-    data: Mapping[Any, Any], *, where: str, given: Mapping[str, str] | None = None, built_in: Mapping[str, str]
+    data: Mapping[Any, Any],
+    *,
+    where: str,
+    given: Mapping[str, str] | None = None,
+    built_in: Mapping[str, str],
+    trigger: bool = False,
 ) -> Build:
     """Check a configuration for a local build, and substitute its variables.
 
@@ -251,11 +270,12 @@ def load(
         where: name of the file, for messages.
         given: the user's substitutions, which override those of the file.
         built_in: values of :data:`BUILT_IN` names; missing ones are empty.
+        trigger: see :func:`judge`.
     Raises:
         UserError: it violates a rule, or has a field that the local executor does not support; the message gives the
             first violation.
     """
-    found = judge(data, given=given, built_in=built_in)
+    found = judge(data, given=given, built_in=built_in, trigger=trigger)
     _refuse(where, found.errors)
     _refuse(where, [f"{field} is not supported by the local executor" for field in found.unsupported])
     return substituted(found.body, built_in)

@@ -104,6 +104,7 @@ def run(
     substitutions: Mapping[str, str],
     images: Mapping[str, str],
     project: str,
+    trigger: bool = False,
     engine_socket: bool = True,
 ) -> LocalBuild:
     """Run a configuration.
@@ -114,6 +115,7 @@ def run(
         substitutions: they override those of the configuration.
         images: image name -> local image to use for it.
         project: value of ``$PROJECT_ID``.
+        trigger: whether it is the build of a trigger.
         engine_socket: whether the steps get the engine's socket.
     Raises:
         UserError: there is no such file or folder, or the configuration violates a rule of Cloud Build, or it has
@@ -122,9 +124,8 @@ def run(
     """
     data = cloud_config.read_file(config)
     identity = f"local-{secrets.token_hex(8)}"
-    build = cloud_config.load(
-        data, where=config.name, given=substitutions, built_in=cloud_config.built_in(project, identity)
-    )
+    values = cloud_config.built_in(project, identity)
+    build = cloud_config.load(data, where=config.name, given=substitutions, built_in=values, trigger=trigger)
     folder = source or config.resolve().parent
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: give the path of the folder with the build's source")

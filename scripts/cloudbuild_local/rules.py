@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from cloudbuild_local.substitutions import BUILT_IN, OVERRIDABLE, mentioned, used
-from trainyard.common.errors import UserError, nearest
+from cloudbuild_local.substitutions import BUILT_IN, OVERRIDABLE, PULL_REQUEST, UNKNOWN, mentioned, used
+from trainyard.common.errors import nearest
 from trainyard.common.rule_engine import Finding, Rule, Severity, rule, rules_in
-from trainyard.oci.reference import Reference
+from trainyard.oci.reference import why_unusable
 
 Build = Mapping[str, Any]
 
@@ -49,6 +49,8 @@ _RESERVED = ("/workspace", "/builder/home", "/var/run/docker.sock")
 _SECRET = 64 * 1024
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+
+_FOR_TRIGGERS = "for a build of a trigger, give '--trigger'"
 
 #: Option -> the values with which a user's service account needs no logsBucket.
 _OWN_LOGS = {"logging": ("CLOUD_LOGGING_ONLY", "NONE"), "defaultLogsBucketBehavior": ("REGIONAL_USER_OWNED_BUCKET",)}
@@ -86,6 +88,14 @@ def _steps(build: Build) -> Iterator[tuple[str, dict[str, Any]]]:
 def _with_options(build: Build) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from _steps(build)
     yield "options", _options(build)
+
+
+#: Field -> the form of its value; words in capitals stand for names.
+_RESOURCES = {
+    "options.pool.name": "projects/PROJECT/locations/REGION/workerPools/POOL",
+    "availableSecrets.secretManager.versionName": "projects/PROJECT(/locations/REGION)?/secrets/NAME/versions/VERSION",
+    "serviceAccount": "projects/PROJECT/serviceAccounts/EMAIL",
+}
 
 
 def _rule(source: str) -> Callable[[Callable[[Build], Iterator[str]]], Rule[Build]]:
@@ -300,6 +310,22 @@ def encrypted_secrets_are_used(build: Build) -> Iterator[str]:
         yield f"secrets: {len(set(names))} values; at most 100"
 
 
+@_rule(
+    "discovery document: PoolOption.name, SecretManagerSecret.versionName, Build.serviceAccount; secrets of a region: "
+    "https://cloud.google.com/secret-manager/regional-secrets/access-regional-secret-version"
+)
+def resources_have_full_names(build: Build) -> Iterator[str]:
+    """Pools, versions of secrets and service accounts have full names, as far as they are without substitutions."""
+    for path, form in _RESOURCES.items():
+        found: list[Any] = [build]
+        for key in path.split("."):
+            below = [one.get(key) for one in found]
+            found = [entry for one in below for entry in (one if isinstance(one, list) else [one]) if entry]
+        for value in found:
+            if "$" not in value and not re.fullmatch(re.sub("[A-Z]{2,}", "[^/]+", form), value):
+                yield f"{path}: '{value}' is not {form.replace('(/locations/REGION)?', '')}"
+
+
 @_rule("validate.go: CheckArtifacts")
 def artifacts_agree(build: Build) -> Iterator[str]:
     """`images` and `artifacts.images` do not differ; objects have a bucket and paths."""
@@ -349,7 +375,8 @@ def _references(build: Build) -> dict[str, Any]:
 def substitutions_match(build: Build) -> Iterator[str]:
     """Names and lengths are valid; each is used, and each used is defined.
 
-    MUST_MATCH, the default of submitted builds, rejects unused keys and undefined references; ALLOW_LOOSE accepts them.
+    MUST_MATCH, the default of submitted builds, rejects unused keys and undefined references; ALLOW_LOOSE, which builds
+    of triggers always have, accepts them.
     References to unknown built-in names are always rejected.
     """
     given: dict[str, str] = build.get("substitutions") or {}
@@ -370,14 +397,15 @@ def substitutions_match(build: Build) -> Iterator[str]:
         return
     own = {name for name in referred if name.startswith("_")}
     for name in sorted(own - set(given)):
-        yield f"substitution ${name} is not defined{nearest(name, given)}"
+        by = "a trigger for pull requests gives it" if name in PULL_REQUEST else "define it"
+        yield f"substitution ${name} is not defined{nearest(name, given)}: {by}; {_FOR_TRIGGERS}"
     if options.get("automapSubstitutions") or any(step.get("automapSubstitutions") for _, step in _steps(build)):
         return
     steps = [{key: part for key, part in step.items() if key != "script"} for _, step in _steps(build)]
     others = {key: part for key, part in build.items() if dynamic or key != "substitutions"}
     own |= mentioned(others | {"steps": steps})
     for name in sorted(name for name in set(given) - own if name.startswith("_")):
-        yield f"substitution {name} is defined but never used"
+        yield f"substitution {name} is defined but never used: remove it; {_FOR_TRIGGERS}"
 
 
 #: Every rule, in the order in which they report.
@@ -396,21 +424,24 @@ def violations_after_substitution(steps: list[str], images: list[str], tags: lis
         steps: the names of the steps.
     """
     found = [
-        f"step {number}: name: {problem}" for number, name in enumerate(steps) for problem in _image_problems(name)
+        f"step {number}: name: {problem}"
+        for number, name in enumerate(steps)
+        for problem in _image_problems(name, pushed=False)
     ]
-    found += [f"images: {problem}" for name in images for problem in _image_problems(name)]
-    return found + [f"tags: '{tag}' is not a tag: {_TAG.pattern}" for tag in tags if tag and not _TAG.fullmatch(tag)]
+    found += [f"images: {problem}" for name in images for problem in _image_problems(name, pushed=True)]
+    known = [tag for tag in tags if UNKNOWN[0] not in tag]
+    return found + [f"tags: '{tag}' is not a tag: {_TAG.pattern}" for tag in known if tag and not _TAG.fullmatch(tag)]
 
 
-def _image_problems(name: str) -> Iterator[str]:
+def _image_problems(name: str, *, pushed: bool) -> Iterator[str]:
+    """Yield why a name is no image's. That of a step may be on the machine alone, where an earlier step built it."""
     plain, _, digest = name.partition("@")
+    if UNKNOWN[0] in name:
+        return
     if digest and not re.fullmatch(rf"sha256:{_TAG.pattern}", digest, re.ASCII):
         yield f"{name!r} is not an image reference: the digest must be sha256:..."
     elif not re.fullmatch(r"[0-9a-f]{64}", name):  # a name for Cloud Build, an ID for Docker
-        try:
-            Reference.parse(plain)
-        except UserError as error:
-            yield str(error)
+        yield from filter(None, [why_unusable(plain, pushed=pushed)])
 
 
 def _present(build: Build, paths: tuple[str, ...]) -> list[str]:

@@ -24,6 +24,13 @@ BUILT_IN = ("PROJECT_ID", "PROJECT_NUMBER", "BUILD_ID", "LOCATION", "TRIGGER_NAM
 #: and `gcloud builds submit --help`.
 OVERRIDABLE = ("REPO_NAME", "BRANCH_NAME", "TAG_NAME", "REVISION_ID", "COMMIT_SHA", "SHORT_SHA")
 
+#: What the triggers for pull requests of GitHub give besides (the same page).
+PULL_REQUEST = ("_HEAD_BRANCH", "_BASE_BRANCH", "_HEAD_REPO_URL", "_PR_NUMBER")
+
+#: The value of a substitution that is not known before a trigger gives it: no name has its characters, and a part of it
+#: remains in what an expansion makes of it.
+UNKNOWN = "\0" * 100
+
 _KEY = r"[A-Z_][A-Z0-9_]*"
 #: `$$`, `$NAME`, `${NAME}`; other text after `$` has no meaning without dynamic substitutions.
 _REFERENCE = re.compile(rf"\$\$|\$({_KEY})|\$\{{({_KEY})\}}")
@@ -73,6 +80,13 @@ def used(node: object) -> set[str]:
 def mentioned(node: object) -> set[str]:
     """The names of :func:`used`, and those in parameter expansions such as ``${NAME:-x}``."""
     return {match[1] or match[2] for text in strings(node) for match in _MENTION.finditer(text)} - {None}
+
+
+def not_given(build: Mapping[str, Any]) -> dict[str, str]:
+    """Return :data:`UNKNOWN` for each substitution without a value, or with one of the event (``$(body.ref)``)."""
+    given: Mapping[str, str] = build.get("substitutions") or {}
+    names = [*given, *(name for name in mentioned(build) if name.startswith("_"))]
+    return {name: UNKNOWN for name in names if not given.get(name) or "$(" in given[name]}
 
 
 def substitute(text: str, values: Mapping[str, str], *, dynamic: bool = False) -> str:

@@ -236,7 +236,7 @@ def spec_of(machine: dict[str, Any], **more: Any) -> dict[str, Any]:
     ("document", "region"),
     [
         *((spec_of({"machineType": name}), None) for name in (
-            "a3-edgegpu-8g", "a4x-maxgpu-4g-metal", "c4-standard-96-lssd", "c3-standard-192-metal", "n4d-standard-8",
+            "a3-edgegpu-8g", "a4x-maxgpu-8g-metal", "c4-standard-96-lssd", "c3-standard-192-metal", "n4d-standard-8",
             "n1-custom-4-8192", "g2-custom-8-32768", "n2-standard-96", "x9-standard-4", "c5a-standard-8")),
         (gpu("NVIDIA_GB300", 4, "a4x-maxgpu-4g-metal"), None),
         (gpu("NVIDIA_B200", 8, "a4-highgpu-8g-metal"), None),

@@ -15,7 +15,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
-from trainyard_jobs.model import machines, yaml_writer
+from trainyard_jobs.model import image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence
@@ -303,6 +303,17 @@ FAULTS: list[tuple[dict[str, Any], str, Any, str, str]] = [
      "a grace period of 30 s"),
     (JOBSET, "metadata.name", "a" * 58, "jobset_names_are_valid", "at most 63"),
     (JOB, "metadata.name", "A_b", "object_names_are_valid", "named 'A_b'"),
+    (JOB, f"{R}.containers.0.image", "https://a.example/b", "images_are_named", "leave out 'https://'"),
+    (JOB, f"{R}.containers.0.image", "us-docker.pkg.dev/p/i", "images_are_named", "is not PROJECT/REPOSITORY/IMAGE"),
+    (CUSTOM, f"{P}.0.containerSpec.imageUri", "gcr.io/P/i", "images_are_named", "the repository 'P/i' must be"),
+    (CUSTOM, f"{P}.0.machineSpec.acceleratorType", "NVIDIA_T4", "fields_match_api", "did you mean 'NVIDIA_TESLA_T4'?"),
+    (CUSTOM, f"{P}.0.machineSpec.machineType", "N1-Standard-8", "machine_types_exist", "did you mean 'n1-standard-8'?"),
+    (JOB, f"{R}.nodeSelector", {"cloud.google.com/gke-accelerator": "nvidia-L4"}, "gpus_fit_node", "write nvidia-l4"),
+    (JOB, f"{R}.nodeSelector", {"cloud.google.com/gke-tpu-topology": "2x2x1",
+                                "cloud.google.com/gke-tpu-accelerator": "tpu-v7x-slice"}, "tpu_nodes_exist",
+                                 "write tpu7x"),
+    (JOB, f"{R}.nodeSelector", {"node.kubernetes.io/instance-type": "G2_standard_8"}, "node_labels_agree",
+     "did you mean 'g2-standard-8'?"),
 ]  # fmt: skip
 FAULTS = [fault for fault in FAULTS if fault[3]]
 
@@ -445,10 +456,11 @@ V6E = {P: [POOL | {"machineSpec": {"machineType": "ct6e-standard-4t", "tpuTopolo
     [
         ({P: [V5E]}, {"tensorflow_cpu": "2.21.0"}, "images_support_accelerator",
          "a TPU job with an image for CPUs"),
-        ({P: [V5E]}, {"tensorflow_cpu": "2.21.0"}, "images_support_accelerator", "use the target tf-tpu"),
-        ({P: [V5E]}, {"torch": "2.15.0+cu128"}, "images_support_accelerator", "use the target xla"),
+        ({P: [V5E]}, {"tensorflow_cpu": "2.21.0"}, "images_support_accelerator", "targets for TPUs: tf-tpu"),
+        ({P: [V5E]}, {"torch": "2.15.0+cu128"}, "images_support_accelerator",
+         "targets for TPUs: torch-tpu, xla, xla-nightly"),
         ({P: [POOL | {"machineSpec": T4}]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1"}, "images_support_accelerator",
-         "use the target jax-gpu"),
+         "targets for GPUs: jax-gpu"),
         ({P: [POOL | {"machineSpec": T4}]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "jax_cuda13_plugin": "0.12.0.1"},
          "images_support_accelerator", ""),
         ({P: [V5E]}, {"jax": "0.12.0.1", "jaxlib": "0.12.0.1", "jax_cuda13_plugin": "0.12.0.1"},
@@ -664,6 +676,19 @@ def test_signatures_are_demanded_of_every_image_of_googles_jobs(
     seen = files.check_file(path, offline=True, unsigned=lambda one: asked.append(one) or "")[1]  # type: ignore[func-returns-value]
     assert asked == images
     assert [one.what for one in seen if one.rule == "images_are_signed"] == notes
+
+
+def test_what_is_no_name_is_said_once_and_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an init container, whose image is looked up as that of the others is."""
+    asked: list[str] = []
+    monkeypatch.setattr(image_metadata, "read_contents", lambda name: asked.append(name))
+    path = tmp_path / "job.yaml"
+    first = {"name": "first", "image": "a.example/first:1"}
+    job = changed(changed(JOB, f"{R}.initContainers", [first]), f"{R}.containers.0.image", "https://a.example/b")
+    path.write_text(yaml_writer.dump(job))
+    seen = [one for one in files.check_file(path)[1] if "image" in one.rule]
+    assert asked == ["a.example/first:1"]
+    assert [(one.rule, one.severity) for one in seen] == [("images_are_named", Severity.CANNOT_START)]
 
 
 def test_an_image_without_a_registry_is_a_note() -> None:

@@ -254,7 +254,7 @@ OTHERS: list[tuple[str, Severity, str, tuple[Document, ...]]] = [
             "resourcesPerNode": {"requests": {"cpu": 4}, "limits": {"cpu": "2"}}}),)),
     ("train_job_resources_are_valid", Severity.CANNOT_START, "nvidia.com/gpu: 4 requested, limit none", (
         runtime(), train_job(trainer={"resourcesPerNode": {"requests": {"nvidia.com/gpu": 4}}}))),
-    ("train_job_resources_are_valid", Severity.NOTE, "nvidia.com/gpu: 4 requested, limit none", (
+    ("train_job_resources_are_valid", Severity.CANNOT_START, "nvidia.com/gpu: 4 requested, limit none", (
         train_job(runtimeRef=CLUSTER, trainer={"resourcesPerNode": {"requests": {"nvidia.com/gpu": 4}}}),)),
     # A name of 63 characters is admitted; the pods' names are longer.
     ("train_job_pods_have_names", Severity.CANNOT_START, "-node-0-0-abcde", (runtime(), train_job(LONGEST))),
@@ -274,6 +274,12 @@ def test_what_depends_on_the_cluster_is_not_refused(
     (found,) = [one for one in findings(*documents) if one.rule != "manifests_match_schema"]
     assert (found.rule, found.severity) == (rule, severity)
     assert said in found.what
+
+
+def test_a_runtime_that_is_not_known_may_limit_what_is_requested() -> None:
+    job = train_job(runtimeRef={"name": "ours"}, trainer={"resourcesPerNode": {"requests": {"nvidia.com/gpu": 4}}})
+    (found,) = [one for one in findings(job) if one.rule == "train_job_resources_are_valid"]
+    assert found.severity == Severity.NOTE
 
 
 def test_every_rule_about_train_jobs_has_a_fault_here() -> None:

@@ -223,7 +223,14 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"steps": [STEP | {"allowExitCodes": [True]}]}, "true is not an exit status"),
     ({"steps": [STEP | {"allowExitCodes": "x"}]}, "steps[0].allowExitCodes[0]: 'x' is not a whole number"),
     ({"steps": [STEP], "options": {"diskSizeGb": 4001}}, "diskSizeGb: 4001 is not a number of GB up to 4000"),
-    ({"steps": [STEP], "serviceAccount": "s"}, "serviceAccount: set logsBucket, or options.logging"),
+    (
+        {"steps": [STEP], "serviceAccount": "projects/p/serviceAccounts/s"},
+        "serviceAccount: set logsBucket, or options.logging",
+    ),
+    (
+        {"steps": [STEP], "options": {"pool": {"name": "p"}}},
+        "options.pool.name: 'p' is not projects/PROJECT/locations/",
+    ),
     ({"steps": [STEP | {"argz": []}]}, "steps[0].argz: unknown field 'argz' (did you mean 'args'?)"),
     ({"steps": [STEP], "options": "x"}, "options: 'x' is not a mapping of fields"),
     ({"steps": [STEP], "options": [1]}, "options: [1] is not a mapping of fields"),

@@ -59,7 +59,9 @@ def test_every_field_of_the_api_is_run_or_refused_or_named() -> None:
 
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
-    "availableSecrets": {"availableSecrets": {"secretManager": [{"env": "S", "versionName": "v"}]}},
+    "availableSecrets": {
+        "availableSecrets": {"secretManager": [{"env": "S", "versionName": "projects/p/secrets/s/versions/1"}]}
+    },
     "secrets": {
         "secrets": [{"kmsKeyName": "k", "secretEnv": {"S": "YQ=="}}],
         "steps": [STEP | {"secretEnv": ["S"]}],
@@ -244,6 +246,27 @@ def test_a_file_for_a_trigger_is_valid(tmp_path: Path) -> None:
     assert check(path).exit_code == 0
     with pytest.raises(UserError, match=r"images: 'gcr\.io/p/:' is not an image reference"):
         load(cloud_config.read(path.read_text(), "x"))
+
+
+def test_what_only_a_trigger_runs_names_the_option_that_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "cloudbuild.yaml"
+    path.write_text("steps: [{name: debian, args: [$_PR_NUMBER, $_X]}]\nsubstitutions: {_Y: a}\n")
+    option = "for a build of a trigger, give '--trigger'"
+    assert json.loads(check(path, "--json").stdout)["errors"] == [
+        f"substitution $_PR_NUMBER is not defined: a trigger for pull requests gives it; {option}",
+        f"substitution $_X is not defined (did you mean '_Y'?): define it; {option}",
+        f"substitution _Y is defined but never used: remove it; {option}",
+    ]
+    assert check(path, "--trigger").exit_code == 0
+
+
+def test_a_local_build_may_be_that_of_a_trigger() -> None:
+    """What the trigger would give is empty; expansions apply, as they always do for triggers."""
+    data = cloud_config.read("steps: [{name: debian, args: ['$_X', '${_Y^^}']}]\nsubstitutions: {_Y: a, _Z: b}", "x")
+    build = cloud_config.load(data, where="x", built_in={}, trigger=True)
+    assert build.steps[0].args == ("", "A")
+    with pytest.raises(UserError, match="give '--trigger'"):
+        cloud_config.load(data, where="x", built_in={})
 
 
 def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pytest
 from tests import workspaces
 from tests.goldens import transcript
 from tests.goldens.transcript import FOLDER, ROOT
-from tests.unit.corpus import cloud_build, google_jobs, kubernetes, published
+from tests.unit.corpus import cloud_build, google_jobs, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
 from trainyard import cli
@@ -105,6 +105,7 @@ CORPORA: dict[str, Callable[[], Iterable[Case]]] = {
     "cloud_build": cloud_build.corpus,
     "google_jobs": google_jobs.corpus,
     "kubernetes": kubernetes.corpus,
+    "names": names.corpus,
     # A program makes these faults, most of which one rule finds: test_corpus.py checks all of them, this file a third.
     "published": lambda: itertools.islice(published.corpus(), None, None, 3),
 }
@@ -119,7 +120,8 @@ def _verdict(case: Case, file: dict[str, Any]) -> str:
 def _verdict_on_build(case: Case, run: transcript.Run) -> str:
     Path("cloudbuild.yaml").write_text(case.text, encoding="utf-8")
     given = [f"--substitutions=^|^{'|'.join(f'{name}={value}' for name, value in case.substitutions.items())}"]
-    words = ["cloudbuild-local", "--check", "cloudbuild.yaml", "--json", *(given if case.substitutions else [])]
+    given = [*(given if case.substitutions else []), *(["--trigger"] if case.trigger else [])]
+    words = ["cloudbuild-local", "--check", "cloudbuild.yaml", "--json", *given]
     status, out, err = run({}, ["trainyard", *words])
     found = json.loads(out)["errors"] if out else [err.strip().removeprefix("cloudbuild-local: ")]
     return f"{case.name} | {'fails' if status else 'passes'}{'; '.join(['', *found])}"

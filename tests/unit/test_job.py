@@ -364,7 +364,7 @@ def test_manifests_are_created_by_an_api_server(write: Write, arguments: list[st
 
 def test_gpu_machines_of_a_group_can_reach_each_other(write: Write) -> None:
     service, found = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--accelerator", "8xA100", "--workers", "2",
-                                                   "--name", "My run"))[0])  # fmt: skip
+                                                   "--name", "my.run"))[0])  # fmt: skip
     pod = found["spec"]["template"]["spec"]
     assert service["metadata"]["name"] == pod["subdomain"] == "my-run"
     assert service["spec"]["clusterIP"] == "None"
@@ -548,10 +548,34 @@ def test_groups_of_large_gpu_machines_are_told_about_their_network(trainyard: Co
     assert "GPUDirect" not in trainyard(*smaller, "--workers", "2")[2]
 
 
-def test_an_unknown_machine_type_is_a_note_on_gke(trainyard: Command) -> None:
-    status, out, err = trainyard("job", *gke("--image", "gcr.io/p/i", "--machine", "z9-standard-8"))
-    assert (status, "node.kubernetes.io/instance-type: z9-standard-8" in out) == (0, True)
-    assert "z9-standard-8 is not in the table of machine types" in " ".join(err.split())
+def test_labels_of_kubernetes_may_have_capitals_and_a_prefix(write: Write) -> None:
+    (found,) = yaml.safe_load_all(write(*gke("--image", "gcr.io/p/i", "--labels", "Team=Vision_1.0,x.io/y=A"))[0])
+    assert found["metadata"]["labels"] == {"Team": "Vision_1.0", "x.io/y": "A"}
+
+
+@pytest.mark.parametrize("output", ["gs://bucket", "gs://bucket/run/", "/mnt/disk/run", "s3://bucket/run"])
+def test_the_output_may_be_a_bucket_another_storage_or_a_path_of_a_volume(write: Write, output: str) -> None:
+    text = write(*gke("--image", "gcr.io/p/i", "--output", output))[0]
+    assert f"--job-dir={output}" in text
+
+
+@pytest.mark.parametrize("machine", ["z9-mega-8", "a9-highgpu-4g"])
+def test_the_accelerator_says_what_an_unknown_machine_has(write: Write, machine: str) -> None:
+    (found,) = yaml.safe_load_all(
+        write(*gke("--image", "gcr.io/p/i", "--accelerator", "4xB200", "--machine", machine))[0]
+    )
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+def test_clusters_elsewhere_may_have_any_machine_type(write: Write) -> None:
+    assert "p4d.24xlarge" in write("--platform", "kubeflow", "--image", "gcr.io/p/i", "--machine", "p4d.24xlarge")[0]
+
+
+def test_an_unknown_machine_type_of_a_series_without_gpus_is_a_note_on_gke(trainyard: Command) -> None:
+    status, out, err = trainyard("job", *gke("--image", "gcr.io/p/i", "--machine", "c4d-standard-8"))
+    assert (status, "node.kubernetes.io/instance-type: c4d-standard-8" in out) == (0, True)
+    assert "c4d-standard-8 is not in the table of 2026-" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("name", ["1run", "2026-11-22", "x" * 60, "9" * 60])
@@ -583,7 +607,7 @@ def test_a_train_job_runs_the_image_on_the_torch_runtime(write: Write) -> None:
     """https://github.com/kubeflow/trainer/blob/master/pkg/apis/trainer/v1alpha1/trainjob_types.go"""
     text, command = write("--platform", "kubeflow", "gpu", "--accelerator", "8xA100", "--workers", "2",
                           "--timeout", "1h", "--queue", "team", "--mount", "gs://bucket:/data",
-                          "--output", "gs://b/run")  # fmt: skip
+                          "--output", "gs://bucket/run")  # fmt: skip
     found = yaml.safe_load(text)
     assert command == ["kubectl", "create", "--filename=job.yaml"]
     assert (found["apiVersion"], found["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
@@ -592,7 +616,7 @@ def test_a_train_job_runs_the_image_on_the_torch_runtime(write: Write) -> None:
     assert (spec["runtimeRef"], spec["activeDeadlineSeconds"]) == ({"name": "torch-distributed"}, 3600)
     trainer = spec["trainer"]
     assert (trainer["numNodes"], trainer["command"]) == (2, ["tini", "--", "launch"])
-    assert trainer["args"] == ["mnist", "--job-dir=gs://b/run"]
+    assert trainer["args"] == ["mnist", "--job-dir=gs://bucket/run"]
     assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "8"}
     (patch,) = spec["runtimePatches"]
     (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
@@ -756,6 +780,21 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (vertex("cpu", "--timeout", "soon"), "'--timeout soon' is not a duration"),
         (vertex("cpu", "--args", "--lr '0.1"), "no closing quotation"),
         (vertex("cpu", "--output", "/tmp/x"), "write gs://bucket/folder"),
+        (vertex("cpu", "--output", "gs://b/o"), "'--output gs://b/o': 'b' is no bucket's name, which has 3 to 222"),
+        (gke("cpu", "--output", "bucket/o"), "neither a folder of Cloud Storage nor an absolute path: gs://bucket/o?"),
+        (vertex("cpu", "--flex-start", "--timeout", "8d"), "'--timeout 8d': with '--flex-start' a job has its"),
+        (vertex("cpu", "--tune", "lr=1:2", "--metric", "a b"), "'--metric a b': the ID of a metric contains no spaces"),
+        (vertex("--image", "gcr.io/p/Img"), "'--image': 'gcr.io/p/Img' is not an image reference: the repository"),
+        (gke("--image", "us-docker.pkg.dev/p/img"), "the path at us-docker.pkg.dev is not PROJECT/REPOSITORY/IMAGE"),
+        (gke("cpu", "--name", "Run_1"), "'--name Run_1' is no name of a Kubernetes object: use a-z, 0-9, dashes and"
+         " dots, with a letter or digit at both ends of each part, as in run-1"),
+        (["--platform", "kubeflow", "cpu", "--name", "a/b"], "as in a-b"),
+        (gke("cpu", "--labels", "Team=-x"), "label 'Team: -x': use letters, digits"),
+        (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--labels", "a=B"], "'--labels': 'a=B' is not key"),
+        (gke("cpu", "--machine", "z9-mega-99"), "'--machine z9-mega-99' is not in the table of 2026-"),
+        (vertex("cpu", "--machine", "a4x-maxgpu-8g"), "or say with '--accelerator' which GPUs it has"),
+        (["--platform", "skypilot", "cpu", "--machine", "g9-standard-4"], "'--machine g9-standard-4' is not in the"),
+        (vertex("xla", "--accelerator", "v7x-8"), "no TPU slice 'v7x-8' (did you mean 'tpu7x-8'?)"),
         (vertex("cpu", "--args", "--epoch 2"), "'--args': cpu's mnist has no flag --epoch (did you mean 'epochs'?)"),
         (vertex("cpu", "--tune", "leraning-rate=1:2"), "'--tune': cpu's mnist has no flag --leraning-rate"),
         (vertex("cpu", "--trials", "4"), "'--trials' requires '--tune'"),

@@ -6,7 +6,7 @@ import pytest
 
 from trainyard.common.errors import UserError
 from trainyard.oci import inventory
-from trainyard.oci.reference import Reference
+from trainyard.oci.reference import Reference, why_unusable
 from trainyard.oci.registry import check_address
 
 DIGEST = f"sha256:{'0a' * 32}"
@@ -93,6 +93,22 @@ def test_an_invalid_reference_is_refused_in_one_line(text: str, words: str) -> N
 )
 def test_a_reference_is_written_in_full_and_as_docker_lists_it(text: str, full: str, familiar: str) -> None:
     assert (str(Reference.parse(text)), Reference.parse(text).familiar_name) == (full, familiar)
+
+
+@pytest.mark.parametrize(
+    ("text", "pushed", "words"),
+    [
+        ("us-docker.pkg.dev/p/r/i", True, ""),
+        ("us-docker.pkg.dev/p/i:1", True, "the path at us-docker.pkg.dev is not PROJECT/REPOSITORY/IMAGE"),
+        ("us-docker.pkg.dev/p/i:1", False, ""),
+        ("gcr.io/p/i", True, ""),
+        ("https://gcr.io/p/i", False, "leave out 'https://'"),
+    ],
+)
+def test_why_a_text_names_no_image(text: str, pushed: bool, words: str) -> None:
+    """https://cloud.google.com/artifact-registry/docs/docker/names"""
+    found = why_unusable(text, pushed=pushed)
+    assert words in found and bool(found) == bool(words)
 
 
 @pytest.mark.parametrize(("text", "version"), [("a", "latest"), ("a:t", "t"), (f"a:t@{DIGEST}", DIGEST)])

@@ -27,6 +27,9 @@ _COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH = rf"{_COMPONENT}(?:/{_COMPONENT})*"
 _HOST_LABEL = r"(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])"
 
+#: Hosts of Artifact Registry: https://cloud.google.com/artifact-registry/docs/docker/names
+_ARTIFACT_REGISTRY = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev")
+
 #: ``host[:port]`` of a registry.
 REGISTRY = re.compile(rf"(?:{_HOST_LABEL}(?:\.{_HOST_LABEL})*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?")
 
@@ -112,6 +115,22 @@ class Reference:
 
     def __str__(self) -> str:
         return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+
+
+def why_unusable(text: str, *, pushed: bool = True) -> str:
+    """Return why a text names no image; empty if it names one.
+
+    Args:
+        pushed: whether it is an image at a registry. Paths at Artifact Registry have a project, a repository and an
+            image: https://cloud.google.com/artifact-registry/docs/docker/troubleshoot#push.
+    """
+    try:
+        found = Reference.parse(text)
+    except UserError as error:
+        return str(error)
+    if pushed and _ARTIFACT_REGISTRY.fullmatch(found.registry) and found.repository.count("/") < 2:
+        return str(_invalid(text, f"the path at {found.registry} is not PROJECT/REPOSITORY/IMAGE"))
+    return ""
 
 
 def _invalid(text: str, why: str) -> UserError:

@@ -258,3 +258,18 @@ def device_code(framework: str, version: str, arch: str, cuda: str = "", cudnn: 
     kept |= {lowest} if code.verdict(lowest) == "runs" else set()
     ptx = tuple(name for name in code.ptx if name in kept)
     return replace(code, capabilities=tuple(sorted(kept, key=capability)), ptx=ptx)
+
+
+def respelled(name: str, known: Iterable[str]) -> str:
+    """Return the known name of an accelerator or a machine that ``name`` misspells; empty if it may be another name.
+
+    Only what distinguishes no two of Google's names may differ: case, separators, and the words NVIDIA, TESLA, tpu, v
+    and slice; a GPU's memory may be missing. Examples: ``NVIDIA_T4``, ``nvidia-L4``, ``tpu-v7x-slice``.
+    """
+
+    def essence(one: str) -> str:
+        return re.sub(r"^(nvidia-)?(tesla-)?((tpu-?)?v?(?=\d))?|-(pod)?slice$", "", one.lower().replace("_", "-"))
+
+    found = {essence(one): one for one in known}
+    short = {re.sub(r"-\d+gb$", "", one): right for one, right in reversed(found.items())}
+    return (short | found).get(essence(name), "")

@@ -13,6 +13,7 @@ from typing import Any
 from trainyard.common import rule_engine
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding
+from trainyard.oci.reference import why_unusable
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
 from trainyard_jobs import platforms
@@ -61,6 +62,8 @@ def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
     images: dict[str, Contents | None] = {}
     why: dict[str, str] = {}
     for reference in dict.fromkeys(one.reference for one in image.named(drop_invalid_fields(Evidence(job)))):
+        if why_unusable(reference):  # images_are_named says so
+            continue
         try:
             images[reference] = image_metadata.read_contents(reference)
         except ImageNotFoundError as error:

@@ -92,6 +92,7 @@ class Gpu(GpuModel):
     machines: dict[str, int] = Field(default_factory=dict)
     n1_cpus: dict[FromText[int], int] = Field(default_factory=dict)
     gpudirect: str | None = None
+    vertex: bool = True
     n1_memory: dict[FromText[int], int] = Field(default_factory=dict)
     regions: list[str] = Field(default_factory=list)
 
@@ -133,6 +134,7 @@ class Table(Strict):
     gpus_gone: dict[str, GoneGpu]
     gke_drivers: dict[str, GkeDrivers]
     cpus: dict[str, list[int]]
+    cpu_series: list[str]
     complete: list[str]
     arm: list[str]
     vertex_regions: list[str]
@@ -279,7 +281,8 @@ def slice_of(accelerator_type: str, machine_type: str | None = None) -> TpuSlice
     elif name in known:
         found = known[name]
     else:
-        same = [one for one in known if one.partition("-")[0] == prefix]
+        # v7x-8 is tpu7x-8, the only name without a v.
+        same = [one for one in known if one.partition("-")[0] in (prefix, f"tpu{prefix[1:]}")]
         raise UserError(
             f"no TPU slice '{accelerator_type}'{nearest(name, same or known)}; there are: {', '.join(same or known)}"
         )

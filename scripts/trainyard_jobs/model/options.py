@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,6 +22,10 @@ _LEVELS = {
     "subblock": "cloud.google.com/gce-topology-subblock",
     "host": "cloud.google.com/gce-topology-host",
 }
+
+
+#: The name of a bucket: https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = "[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,7 @@ def mounts(text: str) -> tuple[Mount, ...]:
     """
     found = []
     for word in text.split():
-        # Names of buckets: https://cloud.google.com/storage/docs/buckets#naming
-        match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
+        match = re.fullmatch(rf"gs://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
         if not match:
             raise UserError(
                 f"'--mount': {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro"
@@ -87,23 +90,45 @@ def mounts(text: str) -> tuple[Mount, ...]:
 
 
 def labels(text: str) -> tuple[tuple[str, str], ...]:
-    """``team=vision,run=1`` as pairs that every platform accepts.
-
-    Google Cloud's labels (https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements) that are
-    valid in Kubernetes too (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
+    """``team=vision,run=1`` as pairs; what characters they may have depends on the platform.
 
     Raises:
-        UserError: one of them is invalid.
+        UserError: one of them is no pair.
     """
     found = {}
     for word in text.split(","):
         key, equals, value = word.strip().partition("=")
-        ends = r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?"
-        if not equals or not all(re.fullmatch(valid, one) for valid, one in zip(ends, (key, value), strict=True)):
-            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
-            raise UserError(f"'--labels': {word.strip()!r} is not {form}")
+        if not key or not equals:
+            raise UserError(f"'--labels': {word.strip()!r} is not key=value")
         found[key] = value
     return tuple(found.items())
+
+
+def check_labels(pairs: Iterable[tuple[str, str]]) -> None:
+    """Check labels of Google Cloud: https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements.
+
+    Raises:
+        UserError: one of them is invalid.
+    """
+    for key, value in pairs:
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
+            raise UserError(f"'--labels': '{key}={value}' is not {form}")
+
+
+def folder(text: str) -> str:
+    """``gs://bucket/run``, the URL of another storage, or a path where the container has a volume.
+
+    Raises:
+        UserError: it is below the container's working folder, which ends with the job, or its bucket has no valid name.
+    """
+    bucket = re.match(r"gs://([^/]*)", text)
+    if bucket and not re.fullmatch(_BUCKET, bucket[1]):
+        form = "3 to 222 lowercase letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+        raise UserError(f"'--output {text}': '{bucket[1]}' is no bucket's name, which has {form}")
+    if not re.match(r"/|[a-z][a-z0-9+.-]*://", text):
+        raise UserError(f"'--output {text}' is neither a folder of Cloud Storage nor an absolute path: gs://{text}?")
+    return text
 
 
 def placement(text: str) -> Placement:
@@ -236,6 +261,7 @@ ROWS: tuple[Option, ...] = (
         "output",
         "Folder for checkpoints, model and logs.",
         "gs://...",
+        parse=folder,
         more="A preempted job resumes from it.",
     ),
     Option("name", "Display name, job ID or object name. Default: TARGET-TRAINER."),

@@ -12,17 +12,18 @@ from typing import Any
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
-from trainyard.oci.reference import Reference
+from trainyard.oci.reference import Reference, why_unusable
 from trainyard.oci.registry import Repository, check_address
 from trainyard.release import pushed_code
 from trainyard.spec import model, naming
+from trainyard.spec.gpus import respelled
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND
 from trainyard.workspace import pushes
 from trainyard.workspace.pushes import Push
 from trainyard_jobs.model import machines, tuning
 from trainyard_jobs.model.machines import TpuSlice
-from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, words
+from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, seconds, words
 from trainyard_jobs.model.tuning import Tuning
 
 logger = logging.getLogger(__name__)
@@ -149,13 +150,10 @@ def accelerator(text: str) -> tuple[Gpus | None, str | None]:
     if not match or (match[1] and match[3]):
         forms = "neither GPUs (T4, 2xNVIDIA_L4, nvidia-a100-80gb:8) nor a TPU slice (v5litepod-16)"
         raise UserError(f"'--accelerator {text}' is {forms}")
-    wanted = match[2].upper().replace("-", "_")
     known = machines.table().gpus
-    short = {_short(name): name for name in known}
-    without_memory = {re.sub(r"_\d+GB$", "", given): name for given, name in short.items()}
-    name = wanted if wanted in known else short.get(_short(wanted)) or without_memory.get(_short(wanted))
-    if name is None:
-        words = [*short, *machines.slices()]
+    name = respelled(match[2], known)
+    if not name:
+        words = [*(re.sub(r"^(NVIDIA_)?(TESLA_)?", "", one) for one in known), *machines.slices()]
         raise UserError(f"no accelerator '{match[2]}'{nearest(match[2], words)}; there are: {', '.join(words)}")
     return Gpus(name, int(match[1] or match[3] or 1)), None
 
@@ -181,20 +179,17 @@ def _gpus_of_machine(machine: str) -> Gpus | None:
     return Gpus(*own) if own else None
 
 
-def _short(name: str) -> str:
-    """``NVIDIA_TESLA_T4`` as ``T4``."""
-    return re.sub(r"^(NVIDIA_)?(TESLA_)?", "", name)
-
-
 def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
     """The image's reference: the given one, or that of the target's version at a registry, or the local image.
 
     A user's image is named by the digest that was pushed last from this host, to ``address`` or, without one, anywhere.
 
     Raises:
-        UserError: neither a target nor an image is given.
+        UserError: neither a target nor an image is given, or what is given names no image.
     """
     if image:
+        if wrong := why_unusable(image):
+            raise UserError(f"'--image': {wrong}")
         return image
     if spec is None:
         raise UserError(
@@ -256,6 +251,9 @@ def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
     return (name,)
 
 
+#: Most seconds that Dynamic Workload Scheduler gives a job: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/dws
+_FLEX_START = 7 * 86400
+
 #: Trials of a search, in all and at a time, unless given.
 DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
 
@@ -312,12 +310,16 @@ def _check_capacity(options: Mapping[str, Any]) -> None:
     """Check that the options ask for one kind of capacity.
 
     Raises:
-        UserError: they ask for two, or limit a wait that there is not.
+        UserError: they ask for two, or for more than one kind gives, or limit a wait that there is not.
     """
     given = [name for name in ("spot", "flex_start", "reservation") if options[name]]
     if len(given) > 1:
         names = [f"'--{name.replace('_', '-')}'" for name in given]
         raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
+    if options["flex_start"] and options["timeout"] and seconds(options["timeout"]) > _FLEX_START:
+        raise UserError(
+            f"'--timeout {options['timeout']}': with '--flex-start' a job has its machines for at most 7 days"
+        )
     if options["max_wait"] and not options["flex_start"]:
         raise UserError("'--max-wait' requires '--flex-start'")
     if options["placement"] and not options["queue"]:
@@ -339,6 +341,9 @@ def _parse_search(options: Mapping[str, Any]) -> Tuning | None:
         parallel=options["parallel"] or DEFAULT_PARALLEL,
         algorithm=options["algorithm"],
     )
+    # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/StudySpec#MetricSpec
+    if re.search(r"\s", found.metric):
+        raise UserError(f"'--metric {found.metric}': the ID of a metric contains no spaces")
     if found.parallel > found.trials:
         raise UserError(f"'--parallel {found.parallel}' is more than '--trials {found.trials}'")
     return found

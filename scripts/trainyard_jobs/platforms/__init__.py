@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.rule_engine import Rule
-from trainyard_jobs.model.options import ROWS
+from trainyard_jobs.kubernetes import kubernetes_names
+from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.model.options import ROWS, check_labels
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.ai_platform.write import AiPlatform
 from trainyard_jobs.platforms.base import Platform
@@ -54,12 +56,18 @@ def having(option: str) -> str:
     return ", ".join(one.name for one in PLATFORMS if option in one.options)
 
 
-def check_options(platform: Platform, request: Request) -> None:
-    """Check that a platform has the options that a request uses.
+def check_options(platform: Platform, request: Request, name: str | None = None) -> None:
+    """Check that a platform has the options that a request uses, and takes its name and labels.
 
+    Args:
+        name: the one that was given; what the request has without one is made valid.
     Raises:
-        UserError: it lacks one; the message names the platforms that have it.
+        UserError: it lacks one, and the message names the platforms that have it; or it does not take a value.
     """
+    if not platform.in_kubernetes:  # where the job is checked with its labels
+        check_labels(request.labels)
+    elif name and (wrong := kubernetes_names.dns_1123_subdomain(name)):
+        raise UserError(f"'--name {name}' is no name of a Kubernetes object: {wrong}, as in {object_name(name)}")
     for row in ROWS:
         if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
             raise UserError(f"'--platform {platform.name}' has no '--{row.name}'; these have it: {having(row.name)}")

@@ -68,6 +68,7 @@ class Platform(ABC):
         name: value of ``PLATFORM=``.
         kinds: kinds of job files that it runs.
         file_name: name of a job's file in messages and comments.
+        in_kubernetes: whether its jobs are objects of Kubernetes.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
         rules: modules with rules about its job files, besides those that every job has.
         options: names of the options that it has of those that only some platforms have.
@@ -76,6 +77,7 @@ class Platform(ABC):
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]] = ()
     file_name: ClassVar[str] = "job.yaml"
+    in_kubernetes: ClassVar[bool] = False
     tpu_machine: ClassVar[bool] = False
     rules: ClassVar[tuple[ModuleType, ...]] = ()
     options: ClassVar[frozenset[str]] = frozenset()

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard.common.errors import UserError
-from trainyard.spec import model
+from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.rules.image import targets
 from trainyard_jobs.schema import job_file
 
 #: How a cluster gets the networks and the NCCL plugin of its GPU machines.
@@ -76,22 +76,32 @@ def check_tpu(request: Request) -> None:
     contents = expected_contents(request).get(request.image)
     if request.spec is None or contents is None or contents.device in ("", "tpu"):
         return
-    package = request.spec.trainers.package
-    fitting = [
-        one.target for one in model.recommended() if one.accelerator == "tpu" and one.trainers.package == package
-    ]
     raise UserError(
         f"{request.image} is an image for {contents.device.upper()}s: {contents.framework} (by {contents.source}); "
-        f"targets for TPUs: {', '.join(fitting)}"
+        f"targets for TPUs: {', '.join(targets(contents.framework, 'tpu'))}"
     )
+
+
+def check_machine(request: Request) -> None:
+    """Check that it is known which GPUs a machine type of Google Cloud has, which the job asks for.
+
+    Raises:
+        UserError: the machine type is not in the table, and its series is not one without GPUs.
+    """
+    table, known, machine = machines.table(), machines.machine_types(), request.machine or ""
+    series = {"", *table.cpu_series, *(family.partition("-")[0] for family in table.cpus)}
+    if machine not in known and machine.partition("-")[0] not in series and not request.gpus and not request.tpu:
+        what = f"'--machine {machine}' is not in the table of {table.sources['gpus'].checked}{nearest(machine, known)}"
+        raise UserError(f"{what}: correct it, or say with '--accelerator' which GPUs it has")
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:
     """Lines about a machine type that is not in the table, or whose CPUs need another image."""
     found = []
     if request.machine and request.machine not in machines.machine_types():
+        day = machines.table().sources["cpus"].checked
         without = "" if request.gpus or request.tpu else ", nor for accelerators without '--accelerator'"
-        found.append(f"{request.machine} is not in the table of machine types: nothing was checked for it{without}")
+        found.append(f"{request.machine} is not in the table of {day}: nothing was checked for it{without}")
     gpu = machines.table().gpus[request.gpus.type] if request.gpus else None
     if request.gpus and gpu and gpu.arm:
         found.append(f"machines with {request.gpus.type} have Arm CPUs: the image needs a variant for linux/arm64")

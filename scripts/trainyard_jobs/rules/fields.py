@@ -131,10 +131,18 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
 def manifests_match_schema(job: Evidence) -> Iterator[Finding]:
     """Every Kubernetes object matches the schema of its kind, without unknown fields."""
     for number, document in enumerate(job.job.documents):
-        if kubernetes.is_custom(document):
+        kind, api = str(document.get("kind")), str(document.get("apiVersion"))
+        if kind == "TrainJob" and re.fullmatch(r"trainer\.kubeflow\.org/v\d+", api):
+            yield Finding(
+                job.job.where(("apiVersion",), number),
+                f"no release of Kubeflow Trainer has a TrainJob of {api}",
+                "the API server does not know the kind: no matches for kind TrainJob",
+                f"write {kubernetes.TRAIN_JOB_VERSION}",
+            )
+        elif kubernetes.is_custom(document):
             yield Finding(
                 job.job.where(("kind",), number),
-                f"{document.get('kind')} of {document.get('apiVersion')} is not checked",
+                f"{kind} of {api} is not checked",
                 "its schema is that of a custom resource definition",
                 "nothing, if the cluster has that definition",
                 severity=Severity.NOTE,

@@ -13,8 +13,9 @@ from packaging.version import InvalidVersion, Version
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.waivers import today
-from trainyard.oci.reference import Reference
+from trainyard.oci.reference import Reference, why_unusable
 from trainyard.oci.transport import is_loopback
+from trainyard.spec import model
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.image_metadata import Contents
@@ -86,11 +87,11 @@ def _of_kubernetes(job: Evidence) -> Iterator[NamedImage]:
         selector = template.selector
         generation, hosts = gke_objects.generation_of(selector) or "", gke_objects.hosts_of(selector)
         device = "tpu" if selector.get(gke_objects.ACCELERATOR) else "gpu" if selector.get(gke_objects.GPU) else ""
-        for index, container in enumerate(template.containers):
-            at = job.at(*template.pod_at, "containers", index, "image", document=template.document)
+        for place, container in template.all_containers():
+            at, own = job.at(*place, "image", document=template.document), device if "containers" in place else ""
             if isinstance(container.get("image"), str):
                 gpu, driver = _of_nodes(selector) if _requests_gpus(container) else ("", None)
-                yield NamedImage(container["image"], at, device, generation, hosts, gpu, driver)
+                yield NamedImage(container["image"], at, own, generation, hosts, gpu, driver)
     for number, document in enumerate(job.job.documents):
         reference = mapping(document, "spec", "trainer").get("image")
         if train_jobs.is_train_job(document) and isinstance(reference, str):
@@ -132,6 +133,20 @@ def _device(pool: Pool) -> str:
     ):
         return "tpu"
     return "gpu" if pool.accelerator.startswith("NVIDIA") else ""
+
+
+@rule(
+    *KINDS,
+    severity=Severity.CANNOT_START,
+    source="https://github.com/distribution/reference (regexp.go), as kubelet and Docker read names: InvalidImageName; "
+    "https://cloud.google.com/artifact-registry/docs/docker/names",
+)
+def images_are_named(job: Evidence) -> Iterator[Finding]:
+    """Every image has the name of one: no scheme, no capitals in its path, a repository at Artifact Registry."""
+    for image in named(job):
+        # container_values_are_valid has named a space at an end.
+        if image.reference.strip() == image.reference != "" and (wrong := why_unusable(image.reference)):
+            yield Finding(image.at, wrong, "the image cannot be pulled, whatever the registry has", "correct the name")
 
 
 @rule(
@@ -295,16 +310,16 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
-            f"use the target {_target(contents.framework, device)}; see 'trainyard list'",
+            f"targets for {device.upper()}s: {', '.join(targets(contents.framework, device))}",
         )
 
 
-def _target(framework: str, device: str) -> str:
-    """Return the target with a framework, such as ``jax 0.12.0``, for a device, ``gpu`` or ``tpu``."""
-    for prefix, family in (("tensorflow", "tf"), ("jax", "jax")):
-        if framework.startswith(prefix):
-            return f"{family}-{device}"
-    return "gpu" if device == "gpu" else "xla"
+def targets(framework: str, device: str) -> list[str]:
+    """Return the targets for ``gpu`` or ``tpu`` whose trainers are for the framework of an image, ``jax 0.12.0``."""
+    known, name = model.recommended(), framework.partition(" ")[0]
+    package = next((spec.trainers.package for spec in known if name.startswith(spec.framework.name)), None)
+    fitting = [spec for spec in known if spec.accelerator == {"gpu": "nvidia"}.get(device, device)]
+    return [spec.target for spec in fitting if package in (None, spec.trainers.package)]
 
 
 @rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")

@@ -197,9 +197,8 @@ def train_job_resources_are_valid(job: _TrainJob) -> Iterator[Problem]:
     given = {kind: mapping(own, kind) for kind in ("requests", "limits")}
     if any(names.quantity(value) is None for values in given.values() for value in values.values()):
         return  # the definition refuses it
-    in_file = job.runtime is not None and job.runtime.in_file
-    # A runtime of the cluster may limit what is only requested here.
-    certain = in_file or given["requests"].keys() <= given["limits"].keys()
+    # A runtime of the cluster may limit what is only requested here; those of Kubeflow Trainer do not.
+    certain = job.runtime is not None or given["requests"].keys() <= given["limits"].keys()
     base = job.runtime.trainer_container.get("resources") if job.runtime else None
     merged = mapping(train_jobs.merged(base, own)) if own else {}
     for problem in resource_problems(merged, ("spec", "trainer", "resourcesPerNode")):

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from trainyard.common.errors import nearest
-from trainyard.common.third_party import schemas
+from trainyard.common.third_party import schemas, sources
+from trainyard.spec.gpus import respelled
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.schema import library
 from trainyard_jobs.schema.errors import EMPTY, SchemaError
@@ -238,8 +239,11 @@ def _errors(error: Any) -> Iterator[SchemaError]:
         yield _type_error(at, schema, value)
     elif error.validator == "enum" and isinstance(value, str):
         values = schema["enum"]
-        newer = at[-1:] == ("acceleratorType",) and _ACCELERATOR.fullmatch(value) is not None
-        what = f"'{value}' is not one of its values{nearest(value, values)}: {', '.join(values)}"
+        right = respelled(value, values)
+        newer = not right and at[-1:] == ("acceleratorType",) and _ACCELERATOR.fullmatch(value) is not None
+        guess = f" (did you mean '{right}'?)" if right else nearest(value, values)
+        document = f" in google-api-python-client {sources()['google-api-python-client']['version']}" if newer else ""
+        what = f"'{value}' is not one of its values{document}{guess}: {', '.join(values)}"
         yield SchemaError(at, what, newer=newer)
     elif error.validator == "format" and schema["format"] == _DURATION:
         yield SchemaError(at, f"'{value}' is not a duration: write seconds with an 's', as in '3600s'")

@@ -30,6 +30,7 @@ class Case:
         valid: whether upstream accepts it, and its job can start.
         build: whether it is a cloudbuild.yaml.
         substitutions: those that are given with a build, besides the file's.
+        trigger: whether it is a build for a trigger.
     """
 
     name: str
@@ -38,13 +39,15 @@ class Case:
     valid: bool
     build: bool = False
     substitutions: dict[str, str] = field(default_factory=dict)
+    trigger: bool = False
 
     def refusals(self) -> list[str]:
         """Why Trainyard says that the file is refused, or that its job cannot start; none if it accepts it."""
         try:
             if self.build:
                 content = config.read(self.text, "cloudbuild.yaml")
-                return config.judge(content, given=self.substitutions, built_in={"PROJECT_ID": "project"}).errors
+                values = {"PROJECT_ID": "project"}
+                return config.judge(content, given=self.substitutions, built_in=values, trigger=self.trigger).errors
             evidence = Evidence(job_file.parse(self.text, Path("job.yaml")))
             return [f"{one.rule}: {one}" for one in core.check(evidence, platforms.RULES) if one.fails]
         except UserError as error:

@@ -18,6 +18,7 @@ GROUP = "publish"
       trainyard dev cloudbuild-local --substitutions _TARGETS=tf-cpu,_REGISTRY=localhost:5000/team
       trainyard dev cloudbuild-local --config ../other/cloudbuild.yaml --images gcr.io/my/builder=my/builder
       trainyard dev cloudbuild-local --check ../other/cloudbuild.yaml
+      trainyard dev cloudbuild-local --check ../other/cloudbuild.yaml --trigger
     """,
 )
 @options.option(
@@ -35,6 +36,10 @@ GROUP = "publish"
 )
 @options.option("--images", metavar="NAME=LOCAL,...", default="", help="Local images to use for images of steps.")
 @options.option("--project", metavar="ID", default="local-project", help="Value of $PROJECT_ID.")
+@options.flag(
+    "--trigger",
+    help="Read the file as for a build of a trigger: substitutions need not match, and the trigger may give others.",
+)
 @options.flag("--no-socket", help="Keep the engine's socket, which is root on this host, from the steps.")
 @options.option(
     "--check",
@@ -50,6 +55,7 @@ def command(
     substitutions: str,
     images: str,
     project: str,
+    trigger: bool,
     no_socket: bool,
     checked: Path | None,
     as_json: bool,
@@ -69,7 +75,7 @@ def command(
 
     given = pairs(substitutions, "--substitutions")
     if checked:
-        found = cloud_config.check(checked, substitutions=given, project=project)
+        found = cloud_config.check(checked, substitutions=given, project=project, trigger=trigger)
         for line in found.lines(checked.name):
             console.say(line)
         console.result(found.facts(checked.name), as_json=as_json)
@@ -86,6 +92,7 @@ def command(
         substitutions=given,
         images=pairs(images, "--images"),
         project=project,
+        trigger=trigger,
         engine_socket=not no_socket,
     )
     console.show(local.table(made.build, made.result))

@@ -118,7 +118,7 @@ def command(
             console.warn(f"no '--registry': the image is local; {local}")
         elif is_loopback(parsed.image):
             console.warn(f"{parsed.image} is at a registry on this machine: {local}")
-        platforms.check_options(chosen, parsed)
+        platforms.check_options(chosen, parsed, given["name"])
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:
         console.warn(warning)

@@ -8,10 +8,12 @@ the API server: what no node can run is found here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from trainyard.common.rule_engine import Severity
+from trainyard.spec.gpus import respelled
+from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.kubernetes.gke_objects import ACCELERATOR, GPU, GPU_RESOURCE, INSTANCE_TYPE, TOPOLOGY, TPU_RESOURCE
 from trainyard_jobs.model import machines
@@ -66,9 +68,9 @@ def tpu_nodes_exist(template: JobTemplate) -> Iterator[Problem]:
     accelerator, topology = template.selector.get(ACCELERATOR), template.selector.get(TOPOLOGY)
     at, generation = (*template.pod_at, "nodeSelector"), gke_objects.generation_of(template.selector)
     if accelerator and generation is None and not str(accelerator).startswith("tpu-v3"):
-        known = [tpu.gke_accelerator for tpu in machines.table().tpus.values() if tpu.gke_accelerator]
-        what = f"no TPU '{accelerator}'{unknown(str(accelerator), list(dict.fromkeys(known)))}"
-        yield (*at, ACCELERATOR), what, _IF_NEW, Severity.NOTE
+        labels = {name: tpu.gke_accelerator for name, tpu in machines.table().tpus.items() if tpu.gke_accelerator}
+        known = {label: label for label in labels.values()} | labels
+        yield _unlisted("TPU", str(accelerator), known, "tpus", (*at, ACCELERATOR))
     elif bool(accelerator) != bool(topology) and not _sliced(template) and not template.queue:
         have, lack = (ACCELERATOR, TOPOLOGY) if accelerator else (TOPOLOGY, ACCELERATOR)
         why = "GKE cannot provide nodes for it; only existing nodes may match"
@@ -77,6 +79,15 @@ def tpu_nodes_exist(template: JobTemplate) -> Iterator[Problem]:
         fitting = list(machines.table().tpus[generation].slices)
         what = f"{accelerator} has no topology '{topology}'{unknown(str(topology), fitting)}"
         yield (*at, TOPOLOGY), what, "use one of them"
+
+
+def _unlisted(kind: str, name: str, known: Mapping[str, str], table: str, at: Location) -> Problem:
+    """Return the problem of a value that a table lacks: one of ``known``, name -> value, misspelt, or a note."""
+    if right := respelled(name, known):
+        return at, f"no {kind} '{name}'", f"write {known[right]}"
+    others = unknown(name, list(dict.fromkeys(known.values())))
+    what = f"{kind} '{name}' is not in the table of {machines.table().sources[table].checked}{others}"
+    return at, what, _IF_NEW, Severity.NOTE, "whether GKE has such nodes is not checked"
 
 
 @rule_for_each(
@@ -94,6 +105,8 @@ def node_labels_agree(template: JobTemplate) -> Iterator[Problem]:
         problem = f"a GPU ({gpu}) and a TPU ({accelerator}) are selected: no machine has both"
     elif machine in machines.machine_types():
         problem = _contradiction(template, machine, gpu)
+    elif right := respelled(machine, machines.machine_types()):
+        problem = f"no machine type '{machine}' (did you mean '{right}'?)"
     if problem:
         yield (*template.pod_at, "nodeSelector"), problem, "correct or remove one of the labels"
 
@@ -121,7 +134,7 @@ def _gpu_labels() -> dict[str, int]:
 @rule_for_each(
     _templates,
     "https://cloud.google.com/compute/docs/gpus (GPUs of each machine type)",
-    "the pods stay Pending",
+    _PENDING,
     Severity.CANNOT_START,
 )
 def gpus_fit_node(template: JobTemplate) -> Iterator[Problem]:
@@ -130,7 +143,7 @@ def gpus_fit_node(template: JobTemplate) -> Iterator[Problem]:
     label, count = str(template.selector.get(GPU) or ""), _devices(template, GPU_RESOURCE)
     own = machines.gpu_of_machine(str(template.selector.get(INSTANCE_TYPE)))
     if label and label not in known:
-        yield at, f"no GPU '{label}'{unknown(label, list(known))}", _IF_NEW, Severity.NOTE, _PENDING
+        yield _unlisted("GPU", label, {one: one for one in known}, "gpus", at)
     most = own[1] if own else known.get(label)
     if most and count > most and not any(key in template.selector for key in _SHARED_GPUS):
         what = f"a pod requests {count} GPUs; a node has at most {most}"
@@ -249,10 +262,17 @@ def pod_groups_can_connect(job: tuple[JobTemplate, dict[str, object]]) -> Iterat
     completions, parallelism, note = template.count("completions"), template.count("parallelism"), Severity.NOTE
     if completions < 2:
         return
+    variables = {str(mapping(variable).get("name")) for container in template.containers
+                 for variable in sequence(container, "env")}  # fmt: skip
     if template.spec.get("completionMode") != "Indexed":
+        # GKE gives libtpu the index of a pod as TPU_WORKER_ID.
+        of_slice = template.selector.get(ACCELERATOR) and "TPU_WORKER_ID" not in variables and not _sliced(template)
+        hosts = [fit.hosts for fit in _slices(template)] if of_slice and _devices(template, TPU_RESOURCE) else []
+        lost = bool(hosts) and min(hosts) > 1
         what = f"{template.spec['completions']} pods without completionMode: Indexed"
         why = "no pod knows its index, which a group of pods needs that trains together"
-        yield template.at, what, "add completionMode: Indexed", note, why
+        severity = Severity.CANNOT_START if lost else note
+        yield template.at, what, "add completionMode: Indexed", severity, why
     if parallelism < completions:
         what = f"{parallelism} of {completions} pods at a time"
         why = "pods that train together wait without end for those that are not started"
@@ -264,8 +284,6 @@ def pod_groups_can_connect(job: tuple[JobTemplate, dict[str, object]]) -> Iterat
     subdomain = template.pod.get("subdomain")
     if not template.in_jobset and not (subdomain and services.get(str(subdomain)) == "None"):
         # GKE gives libtpu the host names of the pods where no variable does.
-        variables = {str(mapping(variable).get("name")) for container in template.containers
-                     for variable in sequence(container, "env")}  # fmt: skip
         lost = bool(template.selector.get(ACCELERATOR)) and "TPU_WORKER_HOSTNAMES" not in variables
         what = f"subdomain '{subdomain}' has no headless Service here" if subdomain else "no subdomain"
         fix = "add a Service with clusterIP: None, and set subdomain to its name"

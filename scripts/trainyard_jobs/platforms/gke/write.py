@@ -348,12 +348,14 @@ class Gke(Platform):
     """Google Kubernetes Engine."""
 
     name = "gke"
+    in_kubernetes = True
     kinds = ("gke",)
     rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
     tpu_machine = True
     options = frozenset({"flex-start", "reservation", "queue", "priority", "placement", "disk", "mount", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
+        writing.check_machine(request)
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
         file = file or self.file_name
         command = submit_command(file)

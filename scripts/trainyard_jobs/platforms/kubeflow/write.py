@@ -99,6 +99,7 @@ class Kubeflow(Platform):
     """Kubeflow Trainer."""
 
     name = "kubeflow"
+    in_kubernetes = True
     options = frozenset({"flex-start", "reservation", "queue", "placement", "disk", "mount", "labels"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from trainyard.common.rule_engine import Finding, Severity
+from trainyard.spec.gpus import respelled
 from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import Evidence, unknown
 from trainyard_jobs.rules.worker_pools import WORKER_SPECS, parse_count, pools, refused, tpu_pools, vertex_rule
@@ -22,14 +23,17 @@ def machine_types_exist(job: Evidence) -> Iterator[Finding]:
     for pool in pools(job):
         name = pool.machine_type
         if name and name not in machines.machine_types():
-            family = name.partition("-")[0]
+            family, right = name.partition("-")[0], respelled(name, machines.machine_types())
             near = [one for one in machines.machine_types() if one.partition("-")[0] == family]
+            newer = machines.may_be_newer(name) and not right
+            known = f"machine type '{name}' is not in the table of {machines.table().sources['cpus'].checked}"
+            guess = f" (did you mean '{right}'?)" if right else unknown(name, near) if near else ""
             yield Finding(
                 pool.at("machineSpec", "machineType"),
-                f"unknown machine type '{name}'{unknown(name, near) if near else ''}",
+                f"{known if newer else f'unknown machine type {name!r}'}{guess}",
                 "the service refuses machine types that it does not have, after it accepted the job",
                 "correct it; if it is new, add it to scripts/trainyard_jobs/model/machines.yaml",
-                severity=Severity.NOTE if machines.may_be_newer(name) else Severity.REFUSE,
+                severity=Severity.NOTE if newer else Severity.REFUSE,
             )
 
 
@@ -55,7 +59,7 @@ def gpu_findings(where: str, machine: str, kind: str, count: int, *, must_name_o
         yield Finding(where, gone, why, "use NVIDIA_TESLA_T4 or NVIDIA_L4")
     elif kind.startswith("NVIDIA") and count < 1:
         yield Finding(where, f"{kind} without acceleratorCount", "the machine gets no GPU", "add acceleratorCount: 1")
-    elif own and must_name_own_gpus and (kind, count) != own:
+    elif own and must_name_own_gpus and (kind, count) != own and known.gpus[own[0]].vertex:
         what = f"{machine} has {own[1]} {own[0]}; the job asks for {f'{count} {kind}' if kind else 'none'}"
         yield Finding(where, what, why, f"write acceleratorType: {own[0]}, acceleratorCount: {own[1]}")
     elif kind in known.gpus and not own and not machines.may_be_newer(machine):
@@ -178,12 +182,15 @@ def region_has_accelerator(job: Evidence) -> Iterator[Finding]:
         return
     table = machines.table()
     if region not in table.vertex_regions:
+        newer = machines.REGION.fullmatch(region)
+        what = f"'{region}' is not in the table of regions of {table.sources['vertex_regions'].checked}"
+        what = what if newer else f"no training jobs in '{region}'"
         yield Finding(
             job.at("workerPoolSpecs"),
-            f"no training jobs in '{region}'{unknown(region, table.vertex_regions)}",
+            f"{what}{unknown(region, table.vertex_regions)}",
             "gcloud 528 refuses the region; a newer gcloud may have it",
             "use another region",
-            severity=Severity.NOTE if machines.REGION.fullmatch(region) else Severity.REFUSE,
+            severity=Severity.NOTE if newer else Severity.REFUSE,
         )
         return
     for pool in pools(job):

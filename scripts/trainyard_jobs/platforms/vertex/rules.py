@@ -146,7 +146,11 @@ def environment_variables_are_valid(job: Evidence) -> Iterator[Finding]:
 
 #: Location of a name in the spec, its form, and the form in words.
 _NAMES = (
-    (("baseOutputDirectory", "outputUriPrefix"), r"gs://[a-z0-9][\w.-]+(/.*)?", "gs://bucket/folder"),
+    (
+        ("baseOutputDirectory", "outputUriPrefix"),
+        r"gs://[a-z0-9][\w.-]{2,}(/.*)?",
+        "gs://bucket/folder, with 3 or more characters before the slash",
+    ),
     (("network",), r"projects/\d+/global/networks/[\w-]+", "projects/<number, not name>/global/networks/<name>"),
     (("serviceAccount",), r"[^@\s]+@[^@\s]+\.[^@\s]+", "name@project.iam.gserviceaccount.com"),
     (

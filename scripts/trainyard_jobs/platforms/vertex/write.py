@@ -197,6 +197,7 @@ class Vertex(Platform):
         # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
         if len(request.name) > 128:
             raise UserError("'--name': a display name has at most 128 characters")
+        writing.check_machine(request)
         file = file or self.file_name
         command = submit_command(request, file)
         text = writing.header(request, command, file) + yaml_writer.dump(config(request))
