@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from google.cloud.aiplatform_v1 import JobServiceClient
 from google.cloud.aiplatform_v1.types import CustomJob as CustomJobMessage
 from google.cloud.aiplatform_v1.types import CustomJobSpec, HyperparameterTuningJob
 from tests.fakes.kubernetes import Kubernetes
+from tests.fakes.server import Route, Server, gcloud_environment
 from tests.fakes.tpu_vms import TpuVms
 from tests.fakes.vertex import PROJECT, Vertex, message
 from tests.image.registry import running
@@ -75,6 +76,12 @@ FORMS = {
              "--output=gs://bucket/run", f"--tensorboard=projects/{PROJECT}/locations/us-central1/tensorboards/1"],
     "v3": ["xla", "--accelerator=v3-8", "--region=us-central1"],
     "v5e": ["xla", "--accelerator=v5litepod-16"],
+    "all that a job can say": [
+        "--image=gcr.io/p/i", "--workers=3", "--pool=chief=n1-standard-16", "--pool=workers=n1-standard-8+2xT4",
+        "--pool=servers=2xn1-highmem-8", "--pool=evaluators=n1-standard-4", "--env=A=1,2", "--env=B=it's $x",
+        "--command=python -m 'my pkg'", "--args=--lr 0.1", "--network=projects/1/global/networks/n",
+        "--mount=nfs://10.0.0.2/share:/mnt/nfs/data", "--web-access", "--disk=200",
+    ],
 }  # fmt: skip
 
 
@@ -286,6 +293,81 @@ def test_ctrl_c_stops_following_and_shows_how_to_cancel_the_job(tmp_path: Path) 
         assert following.wait(timeout=60) == 130
         assert not [path for _, path, _ in cloud.requests if path.endswith(":cancel")], "it is still running"
     assert "To cancel it: gcloud ai custom-jobs cancel 1000 --region=us-central1" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("platform", ["gke", "kubeflow"])
+@pytest.mark.needs("kubectl")
+def test_the_api_server_checks_a_job_without_creating_it(
+    platform: str, at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["job", f"--platform={platform}", "--image=gcr.io/p/i", "--name=run", "--namespace=ml", "--cpu=8",
+             "--memory=9Gi", "--secret=TOKEN=wandb:key", "--mount=nfs://10.0.0.2/share:/data"]  # fmt: skip
+    with Kubernetes() as cluster:
+        at(cluster.environment(tmp_path))
+        assert cli.run([*words, "--dry-run"]) == 0
+        assert not cluster.objects
+        assert "run created (server dry run)" in capfd.readouterr().err
+        assert cli.run([*words, "--submit"]) == 0
+        assert {one["metadata"]["namespace"] for one in cluster.objects.values()} == {"ml"}
+
+
+class Queue(Server):
+    """A fake of the queue of the Cloud TPU API, which never has capacity.
+
+    Attributes:
+        wanted: what was requested, in order.
+    """
+
+    token = "fake-token"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[dict[str, Any]] = []
+
+    def routes(self) -> list[Route]:
+        place = r"/v2(?:alpha1)?/projects/p/locations/us-central1-a"
+        return [
+            ("POST", f"{place}/queuedResources", self._request),
+            ("GET", f"{place}/operations/1", lambda **_: {"name": "1", "done": True, "response": {}}),
+            ("GET", f"{place}/queuedResources/run", lambda **_: {"state": {"state": "FAILED"}}),
+            ("DELETE", f"{place}/queuedResources/run", lambda **_: _OPERATION),
+        ]
+
+    def _request(self, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
+        self.wanted.append(body)
+        return _OPERATION
+
+
+_OPERATION = {"name": "projects/p/locations/us-central1-a/operations/1", "done": True, "response": {}}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (["--queued", "--spot", "--labels=team=x"], {"spot": {}, "nodeId": "run", "labels": {"team": "x"}}),
+        (["--slices=2"], {"multisliceParams": {"nodeCount": 2, "nodeIdPrefix": "run"}}),
+        (["--queued", "--reservation=any"], {"reservationName": "projects/p/locations/us-central1-a/reservations/-"}),
+        (["--reservation=mine"], {"reservationName": "projects/p/locations/us-central1-a/reservations/mine"}),
+        (["--flex-start", "--timeout=4h", "--max-wait=1h"],
+         {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": "14400s"}}),
+    ],
+)  # fmt: skip
+@pytest.mark.needs("gcloud")
+def test_gcloud_requests_what_the_script_of_a_tpu_vm_says(
+    said: list[str], expected: dict[str, Any], write: Write, tmp_path: Path
+) -> None:
+    """The script itself, up to the queue's answer, after which it deletes its request."""
+    path, _ = write("--platform=tpu-vm", "xla", "--accelerator=v5litepod-16", "--name=run", "--project=p", *said)
+    with Queue() as queue:
+        environment = gcloud_environment(tmp_path, {"TPU": queue.url}, token=queue.token, project="p")
+        done = submitted(["bash", str(path)], environment)
+        assert (done.returncode, "run: FAILED" in done.stderr) == (1, True), done.stderr
+        (wanted,) = queue.wanted
+        assert "DELETE" in [method for method, _, _ in queue.requests]
+    (node,) = wanted["tpu"]["nodeSpec"]
+    found = wanted | node | node["node"]
+    assert {name: found.get(name) for name in expected} == expected
+    assert (found["acceleratorType"], found["runtimeVersion"]) == ("v5litepod-16", "v2-alpha-tpuv5-lite")
 
 
 @pytest.mark.needs("kubectl")

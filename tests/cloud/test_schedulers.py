@@ -123,7 +123,8 @@ def _written(**options: Any) -> str:
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 def test_sbatch_accepts_the_job_that_is_written(slurm: Slurm, runtime: str) -> None:
     script = slurm.folder / f"{runtime}.sbatch"
-    script.write_text(_written(container_runtime=runtime, queue="all", timeout="90m"))
+    more = {"cpu": "1", "memory": "1Mi", "env": ("A=1,2", "B=it's")}
+    script.write_text(_written(container_runtime=runtime, queue="all", timeout="90m", **more))
     ended = slurm.run("sbatch", "--test-only", str(script))
     assert ended.returncode == 0, ended.stderr
     assert "to start at" in ended.stderr
@@ -132,9 +133,11 @@ def test_sbatch_accepts_the_job_that_is_written(slurm: Slurm, runtime: str) -> N
 def test_the_tasks_of_the_job_that_is_written_form_a_group(slurm: Slurm) -> None:
     """The script runs in Slurm; a program in place of Apptainer starts the launcher, as the image's entrypoint does."""
     script, program, out = (slurm.folder / name for name in ("written.sbatch", "apptainer", "written.out"))
-    script.write_text(_written(container_runtime="apptainer", args="--epochs 2"))
+    script.write_text(_written(container_runtime="apptainer", args="--epochs 2", env=("SAID=1,2 it's",)))
     meet = slurm.folder / "meet.py"
-    meet.write_text(f"import sys\nassert sys.argv[1:] == ['mnist', '--epochs', '2'], sys.argv\n{MEET}")
+    # Apptainer takes the prefix away.
+    said = "assert os.environ['APPTAINERENV_SAID'] == \"1,2 it's\", os.environ"
+    meet.write_text(f"import os, sys\nassert sys.argv[1:] == ['mnist', '--epochs', '2'], sys.argv\n{said}\n{MEET}")
     program.write_text(f'#!/bin/sh\nshift 2\nexec {" ".join(LAUNCHER)} -- {sys.executable} {meet} "$@"\n')
     program.chmod(0o755)
     path = f"PATH={slurm.folder}:{os.environ['PATH']}"

@@ -40,7 +40,8 @@ def read(path):
     try:
         jsonschema.validate(data, schemas.get_task_schema())
         jsonschema.validate(data.get("resources", {}), schemas.get_resources_schema())
-        found = task.Task.from_yaml_config(data)
+        # What `sky launch --secret TOKEN` adds: the value of that variable.
+        found = task.Task.from_yaml_config(data, secrets_overrides=[(name, "x") for name in data.get("secrets", {})])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     (one,) = found.resources
@@ -52,6 +53,9 @@ def read(path):
         "disk": one.disk_size,
         "place": [one.region, one.zone],
         "mounts": sorted(found.storage_mounts),
+        "cpus": one.cpus,
+        "memory": one.memory,
+        "secrets": sorted(found.secrets),
     }
 
 print(json.dumps([read(path) for path in sys.argv[1:]]))
@@ -65,7 +69,8 @@ def written(**options: Any) -> str:
 
 
 MINIMAL: dict[str, Any] = {"image": IMAGE, "trainer": "mnist"}
-DEFAULTS: dict[str, Any] = {"nodes": 1, "spot": False, "disk": 256, "place": [None, None], "mounts": []}
+DEFAULTS: dict[str, Any] = {"nodes": 1, "spot": False, "disk": 256, "place": [None, None], "mounts": [],
+                            "cpus": None, "memory": None, "secrets": []}  # fmt: skip
 
 #: Options -> what SkyPilot reads: the task's nodes, and its machines.
 TASKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -84,6 +89,8 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
      {"cloud": "GCP", "accelerators": {"RTXPRO6000": 1}}),
     ({"target": "xla", "registry": REGISTRY, "accelerator": "v6e-8", "zone": "us-east5-b"},
      {"cloud": "GCP", "accelerators": {"tpu-v6e-8": 1}, "place": ["us-east5", "us-east5-b"]}),
+    (MINIMAL | {"cpu": "7.5", "memory": "32Gi", "env": ("A=1,2",), "secret": ("TOKEN=env",)},
+     {"cloud": "None", "accelerators": None, "cpus": "8+", "memory": "32+", "secrets": ["TOKEN"]}),
 ]  # fmt: skip
 
 

@@ -122,7 +122,8 @@ class Kubernetes(Server):
         refuse_invalid(body)
         if (plural, name) in self.objects:
             raise ApiError(409, f'{plural} "{name}" already exists')
-        self.objects[plural, name] = body
+        if query.get("dryRun") != "All":
+            self.objects[plural, name] = body
         return body
 
     def _list(self, plural: str, *, body: Any, query: Mapping[str, str]) -> dict[str, Any]:
@@ -183,13 +184,14 @@ class Kubernetes(Server):
             return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []}
         owners = ("jobsets", "trainjobs") if match[1] == JOBSET_NAME else ("jobs",)
         owner = next((self.objects[key] for key in ((one, match[2]) for one in owners) if key in self.objects), None)
+        space = owner["metadata"].get("namespace", "default") if owner else "default"
         phase = PHASES[min(self._queries, len(PHASES) - 1)]
         self._queries += 1
         items = [
             {
                 "kind": "Pod",
                 "apiVersion": "v1",
-                "metadata": {"name": f"{match[2]}-{number}", "namespace": "default", "labels": {match[1]: match[2]}},
+                "metadata": {"name": f"{match[2]}-{number}", "namespace": space, "labels": {match[1]: match[2]}},
                 "spec": {"containers": [{"name": "trainer", "image": "x"}]},
                 "status": {"phase": phase},
             }

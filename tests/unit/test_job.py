@@ -675,6 +675,7 @@ SKY_TASK: dict[str, Any] = {
         "num_nodes": {"type": "integer"},
         "run": {"type": "string"},
         "file_mounts": {"type": "object"},
+        "secrets": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
         "resources": {
             "type": "object",
             "additionalProperties": False,
@@ -685,6 +686,8 @@ SKY_TASK: dict[str, Any] = {
                 "instance_type": {"type": "string"},
                 "use_spot": {"type": "boolean"},
                 "disk_size": {"type": "integer"},
+                "cpus": {"type": ["string", "number"]},
+                "memory": {"type": ["string", "number"]},
                 "labels": {"type": "object"},
             },
         },

@@ -248,7 +248,7 @@ def test_a_conda_environment_is_replaced_by_the_default_image() -> None:
     [
         (["--tpu=p"], "no program: give it after --"),
         (["--tpu=p", "--docker-imag=i", "--", "x"], "no flag --docker-imag=i (did you mean '--docker-image'?)"),
-        (["--tpu=p", "--env=A", "--", "x"], "'A' in the environment is not NAME=VALUE"),
+        (["--tpu=p", "--env=A", "--", "x"], "'--env': 'A' is not NAME=VALUE"),
         (["--tpu=p", "--env=XRT_TPU_CONFIG=x", "--", "x"], "XRT_TPU_CONFIG differs on every worker"),
         (["--tpu=p", "--conda-env=c", "--docker-image=i", "--", "x"], "--conda-env cannot be used with --docker-..."),
         (["--tpu", "--", "x"], "expected one argument"),
@@ -285,7 +285,7 @@ Trainyard = Callable[..., tuple[int, str, str]]
         (["--name=a", "--zone=z", "--wait=soon"], "'--wait soon' is not a duration"),
         (["--name=a", "--zone=z", "--restarts=many"], "'many' is not a valid whole number"),
         (["--name=a", "--zone=z", "--action=run"], "no image: "),
-        (["--name=a", "--zone=z", "--action=run", "--image=i", "--env=A"], "'A' in the environment is not NAME=VALUE"),
+        (["--name=a", "--zone=z", "--action=run", "--image=i", "--env=A"], "'--env': 'A' is not NAME=VALUE"),
         (["--name=a", "--zone=z", "--action=run", "--command=x '"], "'--command x '': no closing quotation"),
         (["--name=a", "--zone=z", "--action=run", "--command=x", "--args=y"], "'--command' replaces the trainer"),
     ],

@@ -6,6 +6,7 @@ name to ``options`` of the platforms that have it if not all do.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -14,6 +15,13 @@ from functools import partial
 from typing import Any
 
 from trainyard.common.errors import UserError
+from trainyard.oci import secret_scan
+
+#: The worker pools of Vertex AI, in their order (https://cloud.google.com/vertex-ai/docs/training/distributed-training).
+POOLS = ("chief", "workers", "servers", "evaluators")
+
+#: The value of ``--pool``: how many machines, their type, and their GPUs as ``--accelerator`` has them.
+POOL = r"(?:([1-9]\d*)x)?([a-z][a-z0-9-]*)(?:\+(\w[\w:-]*))?"
 
 #: Levels of ``PLACEMENT`` -> node label, from the largest part of a data center to the smallest:
 #: https://docs.cloud.google.com/ai-hypercomputer/docs/workloads/schedule-gke-workloads-tas
@@ -38,12 +46,13 @@ class Disk:
 
 @dataclass(frozen=True)
 class Mount:
-    """Mount a bucket of Cloud Storage, or a folder of it ("" for all of it), as a folder of the containers."""
+    """Mount a bucket of Cloud Storage or an NFS ``server``, or a ``folder`` of it ("" for all), in the containers."""
 
     path: str
     bucket: str = ""
     folder: str = ""
     read_only: bool = False
+    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,19 +76,21 @@ def disk(text: str) -> Disk:
 
 
 def mounts(text: str) -> tuple[Mount, ...]:
-    """``gs://bucket/folder:/data:ro gs://other:/out``: folders of Cloud Storage, each with a path in the containers.
+    """``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers.
 
     Raises:
         UserError: one of them is invalid, or two have one path.
     """
     found = []
     for word in text.split():
-        match = re.fullmatch(rf"gs://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
+        match = re.fullmatch(rf"(gs|nfs)://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
         if not match:
-            raise UserError(
-                f"'--mount': {word!r} is not gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro"
+            forms = (
+                "gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro, or nfs://SERVER/FOLDER:/PATH[:ro]"
             )
-        found.append(Mount(match[3], match[1], (match[2] or "").strip("/"), bool(match[4])))
+            raise UserError(f"'--mount': {word!r} is not {forms}")
+        of = {"bucket" if match[1] == "gs" else "server": match[2]}
+        found.append(Mount(match[4], folder=(match[3] or "").strip("/"), read_only=bool(match[5]), **of))
     paths = [one.path for one in found]
     if "/dev/shm" in paths:
         raise UserError("'--mount': /dev/shm is not for files: it is the shared memory of a container")
@@ -129,6 +140,49 @@ def folder(text: str) -> str:
     if not re.match(r"/|[a-z][a-z0-9+.-]*://", text):
         raise UserError(f"'--output {text}' is neither a folder of Cloud Storage nor an absolute path: gs://{text}?")
     return text
+
+
+def pairs(
+    given: Iterable[str], option: str, *, key: str = r"[A-Za-z_]\w*", value: str = "(?s).*", form: str = "NAME=VALUE"
+) -> tuple[tuple[str, str], ...]:
+    """Return each ``NAME=VALUE`` as a pair; the last of a name counts.
+
+    Args:
+        key, value: patterns of the two; ``form``: both in words.
+    Raises:
+        UserError: one of them is invalid; its value is not shown.
+    """
+    found = {}
+    for word in given:
+        name, equals, rest = word.partition("=")
+        if not equals or not re.fullmatch(key, name) or not re.fullmatch(value, rest):
+            raise UserError(f"'{option}': {name!r} is not {form}")
+        found[name] = rest
+    return tuple(found.items())
+
+
+def variables(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of ``--env``, which everyone who can read the job can read.
+
+    Raises:
+        UserError: one of them is invalid, or looks like a credential.
+    """
+    found = pairs(given, "--env")
+    for name, value in found:
+        if kinds := secret_scan.in_setting(name, value):
+            why = "everyone who can read the job could read it"
+            raise UserError(f"'--env {name}=...' looks like {kinds[0]}, and {why}: use '--secret {name}=SOURCE'")
+    return found
+
+
+def whole_cpus(text: str) -> int:
+    """Return the value of ``--cpu``, rounded up."""
+    return math.ceil(float(text[:-1]) / 1000 if text.endswith("m") else float(text))
+
+
+def mebibytes(text: str) -> int:
+    """Return the value of ``--memory`` in MiB."""
+    return int(text[:-2]) * (2**10 if text.endswith("Gi") else 1)
 
 
 def placement(text: str) -> Placement:
@@ -186,6 +240,7 @@ class Option:
         empty: the attribute's value if the option was not given.
         more: what docs/jobs.md says besides.
         everywhere: all platforms have it; if not, ``options`` of those that have it contains its name.
+        repeated: it may be given several times; ``parse`` takes all values.
     """
 
     name: str
@@ -197,6 +252,7 @@ class Option:
     empty: Any = None
     more: str = ""
     everywhere: bool = True
+    repeated: bool = False
 
     @property
     def variable(self) -> str:
@@ -229,6 +285,11 @@ def _restricted(name: str, help_: str, metavar: str = "", **more: Any) -> Option
     return Option(name, help_, metavar, **{"field": name.replace("-", "_"), "everywhere": False, **more})
 
 
+def _repeated(name: str, help_: str, metavar: str, parse: Callable[[Iterable[str]], Any]) -> Option:
+    """Return a restricted option that may be given several times."""
+    return _restricted(name, f"{help_} May be repeated.", metavar, parse=parse, empty=(), repeated=True)
+
+
 def _named(option: str, form: str, words: str) -> Callable[[str], str]:
     """Return what takes the name of a resource in the form that its API takes, and raises UserError for others."""
 
@@ -246,6 +307,13 @@ ROWS: tuple[Option, ...] = (
     Option("image", "Any image, instead of TARGET's at the registry.", "REFERENCE"),
     Option("pin", "Name the image by its digest, so that a restarted job gets exactly the same one.", kind="flag"),
     Option("args", "Flags of the trainer, split as a shell splits words.", "WORDS"),
+    _everywhere(
+        "command",
+        "Program of the image that replaces its entrypoint.",
+        "WORDS",
+        parse=partial(words, option="--command"),
+        empty=(),
+    ),
     Option("accelerator", "GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...", "NAME", more="The tables below."),
     _everywhere(
         "machine",
@@ -254,7 +322,7 @@ ROWS: tuple[Option, ...] = (
         more="A type with GPUs implies the accelerator.",
     ),
     _everywhere("workers", "Number of machines. Default: 1.", kind="number", empty=1),
-    _everywhere("slices", "Number of TPU slices that train together, on GKE. Default: 1.", kind="number", empty=1),
+    _everywhere("slices", "Number of TPU slices that train together. Default: 1.", kind="number", empty=1),
     _everywhere("spot", "Use Spot VMs, which are cheaper and can be preempted.", kind="flag", empty=False),
     _everywhere("timeout", "End the job after this time: 90m, 12h, 2d.", "DURATION", parse=seconds),
     _everywhere(
@@ -278,7 +346,7 @@ ROWS: tuple[Option, ...] = (
     ),
     _restricted(
         "max-wait",
-        "With --flex-start: how long to wait. Default: the platform's.",
+        "With --flex-start or --queued: how long to wait.",
         "DURATION",
         parse=partial(seconds, option="--max-wait"),
     ),
@@ -289,6 +357,7 @@ ROWS: tuple[Option, ...] = (
         parse=_named("reservation", r"[\w./-]+", "the name of a reservation"),
         more="On Vertex AI: `projects/PROJECT/zones/ZONE/reservations/NAME`.",
     ),
+    _restricted("queued", "Wait for a TPU VM in the queue, at most --max-wait.", kind="flag", empty=False),
     _restricted("queue", "LocalQueue of Kueue (GKE), or partition (Slurm).", "NAME"),
     _restricted("priority", "PriorityClass (GKE), or QOS (Slurm).", "NAME"),
     _restricted(
@@ -308,13 +377,39 @@ ROWS: tuple[Option, ...] = (
     ),
     _restricted(
         "mount",
-        "Folders of Cloud Storage: 'gs://bucket/data:/data:ro'.",
+        "Folders of Cloud Storage: 'gs://bucket/data:/data:ro'; or of NFS: 'nfs://10.0.0.2/share:/data'.",
         "LIST",
         field="mounts",
         parse=mounts,
         empty=(),
-        more="Vertex AI has every bucket below `/gcs`.",
+        more="Vertex AI has every bucket below `/gcs`, and NFS below `/mnt/nfs`.",
     ),
+    _repeated("env", "Variable of the containers, no credential.", "NAME=VALUE", variables),
+    _repeated(
+        "secret", "Variable with a secret as value.", "VARIABLE=SOURCE", partial(pairs, option="--secret", value=".+")
+    ),
+    _restricted(
+        "cpu",
+        "CPUs of each container.",
+        "NUMBER",
+        parse=_named("cpu", r"[1-9]\d*m?|\d+\.\d+", "a number: 8, 0.5, 500m"),
+    ),
+    _restricted(
+        "memory", "Memory of each container.", "SIZE", parse=_named("memory", r"[1-9]\d*[MG]i", "a size: 32Gi, 900Mi")
+    ),
+    _restricted(
+        "namespace", "Namespace.", "NAME", parse=_named("namespace", r"[a-z0-9-]{1,63}", "a name of a-z, 0-9 and -")
+    ),
+    _repeated(
+        "node-selector", "Label of the nodes.", "KEY=VALUE", partial(pairs, option="--node-selector", key=r"[\w./-]+")
+    ),
+    _repeated(
+        "pool",
+        "Machines of chief, workers, servers or evaluators.",
+        "ROLE=MACHINE",
+        partial(pairs, option="--pool", key="|".join(POOLS), value=POOL, form="/".join(POOLS) + "=[Nx]MACHINE[+GPUS]"),
+    ),
+    _restricted("web-access", "Allow a shell in the running containers.", kind="flag", empty=False),
     _restricted("labels", "Labels of the job.", "A=B,...", parse=labels, empty=()),
     _restricted(
         "kms-key",

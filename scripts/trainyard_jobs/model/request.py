@@ -60,6 +60,7 @@ class Request:
     image: str
     spec: Spec | None = None
     args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
     machine: str | None = None
     gpus: Gpus | None = None
     tpu: TpuSlice | None = None
@@ -89,6 +90,15 @@ class Request:
     network_attachment: str | None = None
     persistent_resource: str | None = None
     container_runtime: str | None = None
+    queued: bool = False
+    env: tuple[tuple[str, str], ...] = ()
+    secret: tuple[tuple[str, str], ...] = ()
+    cpu: str | None = None
+    memory: str | None = None
+    namespace: str | None = None
+    node_selector: tuple[tuple[str, str], ...] = ()
+    pool: tuple[tuple[str, str], ...] = ()
+    web_access: bool = False
 
     @property
     def place(self) -> str:
@@ -101,7 +111,11 @@ class Request:
 
     def with_output(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The arguments and variables for platforms that do not give containers the output folder themselves."""
-        return with_output(self.spec, self.args, self.output)
+        if self.command:
+            args, found = self.args, output_variables(self.output.rstrip("/")) if self.output else {}
+        else:
+            args, found = with_output(self.spec, self.args, self.output)
+        return args, found | dict(self.env)
 
 
 def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
@@ -252,7 +266,8 @@ def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
 
 
 #: Most seconds that Dynamic Workload Scheduler gives a job: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/dws
-_FLEX_START = 7 * 86400
+#: and https://docs.cloud.google.com/tpu/docs/request-using-flex-start
+FLEX_START = 7 * 86400
 
 #: Trials of a search, in all and at a time, unless given.
 DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
@@ -280,15 +295,18 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
         gpus = _gpus_of_machine(options["machine"])
     tpu = machines.slice_of(slice_name, options["machine"] if tpu_machine else None) if slice_name else None
     search = _parse_search(options)
-    trainer = trainer_of(spec, options["trainer"])
+    if options["command"] and options["trainer"]:
+        raise UserError("'--command' replaces the image's entrypoint, which starts trainers: leave out '--trainer'")
+    trainer = () if options["command"] else trainer_of(spec, options["trainer"])
     args = (*trainer, *words(options["args"] or ""))
-    if spec:
+    if spec and trainer:
         trainer_flags.check(spec, trainer[0], args[1:], option="--args")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
         trainer_flags.check(spec, trainer[0], searched, option="--tune")
     if (
         search
         and spec
+        and trainer
         and not runs_own_command(spec, args)
         and not any(word.startswith("--hypertune-tag") for word in args)
     ):
@@ -316,12 +334,12 @@ def _check_capacity(options: Mapping[str, Any]) -> None:
     if len(given) > 1:
         names = [f"'--{name.replace('_', '-')}'" for name in given]
         raise UserError(f"{' and '.join(names)}: a job uses one kind of capacity; leave out the others")
-    if options["flex_start"] and options["timeout"] and seconds(options["timeout"]) > _FLEX_START:
+    if options["flex_start"] and options["timeout"] and seconds(options["timeout"]) > FLEX_START:
         raise UserError(
             f"'--timeout {options['timeout']}': with '--flex-start' a job has its machines for at most 7 days"
         )
-    if options["max_wait"] and not options["flex_start"]:
-        raise UserError("'--max-wait' requires '--flex-start'")
+    if options["max_wait"] and not options["flex_start"] and not options["queued"]:
+        raise UserError("'--max-wait' requires '--flex-start' or '--queued'")
     if options["placement"] and not options["queue"]:
         raise UserError("'--placement' requires '--queue': Kueue places the machines")
 

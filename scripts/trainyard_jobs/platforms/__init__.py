@@ -32,6 +32,16 @@ PLATFORMS: tuple[Platform, ...] = (
 )
 
 
+#: A platform and an option that it lacks -> what to do instead.
+_INSTEAD = {
+    ("vertex", "secret"): "a CustomJob has no field for it: let the code read Secret Manager as '--service-account'",
+    ("vertex", "cpu"): "'--machine' decides it",
+    ("vertex", "memory"): "'--machine' decides it",
+    ("ai-platform", "env"): "its jobs have no variables: give flags with '--args'",
+    ("slurm", "secret"): "sbatch passes your environment on: export the variable before 'sbatch'",
+}
+
+
 #: Every rule, in the order in which they report.
 RULES: tuple[Rule[Evidence], ...] = core.rules(
     dict.fromkeys(module for platform in PLATFORMS for module in platform.rules)
@@ -70,7 +80,9 @@ def check_options(platform: Platform, request: Request, name: str | None = None)
         raise UserError(f"'--name {name}' is no name of a Kubernetes object: {wrong}, as in {object_name(name)}")
     for row in ROWS:
         if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
-            raise UserError(f"'--platform {platform.name}' has no '--{row.name}'; these have it: {having(row.name)}")
+            instead = _INSTEAD.get((platform.name, row.name), "")
+            lacks = f"'--platform {platform.name}' has no '--{row.name}'{instead and f': {instead}'}"
+            raise UserError(f"{lacks}; these have it: {having(row.name)}")
 
 
 def of_job_file(job: JobFile) -> Platform:

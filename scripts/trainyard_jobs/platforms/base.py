@@ -72,6 +72,7 @@ class Platform(ABC):
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
         rules: modules with rules about its job files, besides those that every job has.
         options: names of the options that it has of those that only some platforms have.
+        dry_run: words of the command by which it checks a file without running it; empty if it has none.
     """
 
     name: ClassVar[str]
@@ -81,6 +82,7 @@ class Platform(ABC):
     tpu_machine: ClassVar[bool] = False
     rules: ClassVar[tuple[ModuleType, ...]] = ()
     options: ClassVar[frozenset[str]] = frozenset()
+    dry_run: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def write(self, request: Request, file: str | None = None) -> RenderedJob:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard_jobs.platforms.base import Submission
+from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,21 @@ def run_visibly(command: Sequence[str]) -> int:
     """Run a command with its output on stderr; its exit status."""
     logger.info(f"$ {shlex.join(command)}")
     return subprocess.run(command, stdout=_STDERR, check=False).returncode
+
+
+def try_out(platform: Platform, job: RenderedJob) -> None:
+    """Let a platform check a job that it does not run.
+
+    Raises:
+        UserError: the platform cannot, or its program is not installed.
+        StepFailed: the job was refused.
+    """
+    if not platform.dry_run:
+        raise UserError(f"'--platform {platform.name}' has no '--dry-run': no request of its API only checks a job")
+    require_program(platform.dry_run[0])
+    with temporary_file(job.text, platform.file_name) as path:
+        if run_visibly([*platform.dry_run, str(path)]):
+            raise StepFailed(f"'--platform {platform.name}' refuses the job; see above")
 
 
 def follow_google_job(

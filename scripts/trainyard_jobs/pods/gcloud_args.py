@@ -6,7 +6,6 @@ Every function returns the arguments of one command and runs nothing. Flags: ``g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainyard_jobs.pods import shell_commands
@@ -29,6 +28,9 @@ class Pod:
         service_account: account that the workers run as; None for Compute Engine's default service account.
         user: user name for ssh; None for the local user name.
         reserved: use the project's reservation.
+        reservation: name of a reservation to use; queued resources only.
+        flex_start: seconds that a Flex-start VM, which waits for capacity, is kept at most; queued resources only.
+        slices: number of TPU VMs of one queued resource, which train together.
         labels: of the TPU VM.
     """
 
@@ -44,6 +46,9 @@ class Pod:
     service_account: str | None = None
     user: str | None = None
     reserved: bool = False
+    reservation: str | None = None
+    flex_start: int | None = None
+    slices: int = 1
     labels: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -76,9 +81,17 @@ def create_queued(pod: Pod, *, valid_until: str | None = None) -> list[str]:
     Args:
         valid_until: how long the request may wait in the queue, such as ``6h``; None for no limit.
     """
-    what = [f"--node-id={pod.name}", f"--accelerator-type={pod.accelerator_type}", f"--runtime-version={pod.version}"]
+    nodes = [f"--node-id={pod.name}"]
+    if pod.slices > 1:
+        nodes = [f"--node-count={pod.slices}", f"--node-prefix={pod.name}"]
+    what = [*nodes, f"--accelerator-type={pod.accelerator_type}", f"--runtime-version={pod.version}"]
     until = [f"--valid-until-duration={valid_until}"] if valid_until else []
-    return [*QUEUED, "create", pod.name, *pod.place, *what, *pod._kind, *until]
+    # https://docs.cloud.google.com/tpu/docs/consume-reservation and .../request-using-flex-start
+    alpha = [f"--reservation={pod.reservation}"] if pod.reservation else []
+    if pod.flex_start:
+        alpha += ["--provisioning-model=flex-start", f"--max-run-duration={pod.flex_start}s"]
+    group = ("gcloud", "alpha", *QUEUED[1:]) if alpha else QUEUED
+    return [*group, "create", pod.name, *pod.place, *what, *pod._kind, *until, *alpha]
 
 
 def describe(pod: Pod) -> list[str]:
@@ -98,12 +111,15 @@ def ssh(pod: Pod, worker: int | str, command: str, *, dry_run: bool = False) -> 
         worker: its index, or ``all``.
         dry_run: print the ssh command line of each worker instead of running it.
     """
+    several = pod.slices > 1
     return [
-        *TPU_VM,
+        *(QUEUED if several else TPU_VM),
         "ssh",
         f"{pod.user}@{pod.name}" if pod.user else pod.name,
         *pod.place,
         f"--worker={worker}",
+        # By default, the first node, and 64 workers at a time: the others would wait until the log of these has ended.
+        *(["--node=all", "--batch-size=all"] if several else []),
         # Without it, each of gcloud's ten attempts takes two minutes if a worker drops packets.
         "--ssh-flag=-oConnectTimeout=10",
         *(["--internal-ip"] if pod.internal else []),
@@ -112,13 +128,9 @@ def ssh(pod: Pod, worker: int | str, command: str, *, dry_run: bool = False) -> 
     ]
 
 
-def run(pod: Pod, image: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Start the image's container on every worker, detached.
-
-    Args:
-        command, env: as for :func:`trainyard_jobs.pods.shell_commands.start`.
-    """
-    steps = [shell_commands.login(image), shell_commands.start(image, command, env)]
+def run(pod: Pod, image: str, start: str) -> list[str]:
+    """Start the image's container on every worker, detached, by what :func:`shell_commands.start` returns."""
+    steps = [shell_commands.login(image), start]
     return ssh(pod, "all", " && ".join(step for step in steps if step))
 
 

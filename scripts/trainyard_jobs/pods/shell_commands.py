@@ -66,17 +66,41 @@ def start(
     env: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
     container: str = CONTAINER,
+    *,
+    entrypoint: Sequence[str] = (),
+    secrets: Mapping[str, str] | None = None,
 ) -> str:
     """Start the container detached, so that a lost ssh connection does not end the run.
 
     Args:
+        entrypoint: what replaces the image's; empty keeps it.
+        secrets: variable -> secret of Secret Manager that the VM's service account reads: ``SECRET``,
+            ``SECRET:VERSION`` or ``projects/PROJECT/secrets/SECRET[/versions/VERSION]``.
         command: arguments for the image's entrypoint; without any, it starts its default trainer.
         env: variables of the container.
         flags: further flags of ``docker run``.
     """
     variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
-    words = ["sudo", "docker", "run", "--detach", f"--name={container}", *RUN_FLAGS, *flags, *variables, image]
-    return shlex.join([*words, *command])
+    docker, more, arguments = docker_words(entrypoint, list(secrets or {}))
+    words = [*docker, "run", "--detach", f"--name={container}", *RUN_FLAGS, *flags, *variables, *more, image]
+    steps = []
+    for name, source in (secrets or {}).items():
+        secret, _, version = source.partition("/versions/") if "/" in source else source.partition(":")
+        access = ["gcloud", "secrets", "versions", "access", version or "latest", f"--secret={secret}"]
+        steps.append(f'{name}="$({shlex.join(access)})" && export {name}')
+    return " && ".join([*steps, shlex.join([*words, *arguments, *command])])
+
+
+def docker_words(entrypoint: Sequence[str], secrets: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return Docker's command, flags of ``run``, and the first arguments of the container.
+
+    Args:
+        entrypoint: what replaces the image's; empty keeps it.
+        secrets: names of variables of this shell, whose values are not words of a command, which others could see.
+    """
+    sudo = ["sudo", *([f"--preserve-env={','.join(secrets)}"] if secrets else [])]
+    replaced = [f"--entrypoint={entrypoint[0]}"] if entrypoint else []
+    return [*sudo, "docker"], [*replaced, *(f"--env={name}" for name in secrets)], list(entrypoint[1:])
 
 
 def follow(container: str = CONTAINER, *, skip: int = 0) -> str:

@@ -10,12 +10,12 @@ Its flags: --tpu, --vm, --docker-container, --docker-image, --docker-run-flag, -
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from trainyard.common.errors import UserError, nearest
+from trainyard_jobs.model import options as job_options
 from trainyard_jobs.pods import shell_commands
 from trainyard_jobs.pods.run import Run
 
@@ -87,14 +87,10 @@ def variables(pairs: Sequence[str]) -> dict[str, str]:
     Raises:
         UserError: one is not NAME=VALUE, or is a variable that differs on every worker.
     """
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UserError(f"{pair!r} in the environment is not NAME=VALUE")
-        if name in DISTRIBUTED:
+    found = dict(job_options.pairs(pairs, "--env"))
+    for name in DISTRIBUTED:
+        if name in found:
             raise UserError(f"{name} differs on every worker, where the launcher sets it: remove it")
-        found[name] = value
     return found
 
 

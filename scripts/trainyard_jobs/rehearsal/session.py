@@ -86,11 +86,7 @@ def parse_variables(text: str) -> dict[str, str]:
     Raises:
         UserError: a word is not NAME=VALUE, or a quote is not closed.
     """
-    pairs = [word.partition("=") for word in job_options.words(text, "--env")]
-    for name, equals, _ in pairs:
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UserError(f"'--env': {name!r} is not NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+    return dict(job_options.pairs(job_options.words(text, "--env"), "--env"))
 
 
 def placeholder_trial(study: tuning.Study | None) -> Trial | None:

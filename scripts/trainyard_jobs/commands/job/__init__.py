@@ -30,7 +30,8 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
             choice = click.Choice(row.kind, case_sensitive=False)
             function = options.option(f"--{row.name}", type=choice, help=row.help)(function)
         else:
-            function = options.option(f"--{row.name}", metavar=row.metavar or None, help=row.help)(function)
+            about: dict[str, Any] = {"metavar": row.metavar or None, "help": row.help, "multiple": row.repeated}
+            function = options.option(f"--{row.name}", **about)(function)
     return function
 
 
@@ -66,6 +67,7 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 @options.option(
     "--from", "source", metavar="FILE", help="Convert this AI Platform job instead of writing one for TARGET."
 )
+@options.flag("--dry-run", help="Let the platform check the job, where it can, instead of printing it.")
 @options.flag("--submit", help="Submit the job and follow its log until it ends, instead of printing it.")
 @options.option(
     "--poll", type=_POSITIVE, default=POLL_INTERVAL, help="Seconds between two queries of a submitted job's state."
@@ -78,6 +80,7 @@ def command(
     platform: str | None,
     code: str | None,
     source: str | None,
+    dry_run: bool,
     submit: bool,
     poll: int,
     as_json: bool,
@@ -96,17 +99,23 @@ def command(
     from pathlib import Path
 
     from trainyard.common import console
+    from trainyard.common.errors import UserError
     from trainyard.oci.reference import Reference
     from trainyard.oci.transport import is_loopback
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
-    from trainyard_jobs.platforms import writing
+    from trainyard_jobs.platforms import submission, writing
     from trainyard_jobs.platforms.base import Conversion
     from trainyard_jobs.schema import job_file
 
     chosen = platforms.by_name(platform)
+    if submit and dry_run:
+        raise UserError("'--submit' runs the job, '--dry-run' does not: leave out one of them")
     file = None if submit else writing.redirected_stdout()
     if source:
+        said = [row.name for row in job_options.ROWS if row.field and not row.everywhere and given[row.parameter]]
+        if said or given["command"]:
+            raise UserError(f"'--from' converts what the file says: leave out '--{[*said, 'command'][0]}'")
         conversion = Conversion(**{one.name: given[one.name] for one in dataclasses.fields(Conversion)})
         rendered = chosen.convert(job_file.load(Path(source)), conversion, file)
     else:
@@ -124,6 +133,10 @@ def command(
         console.warn(warning)
     for note in rendered.notes:
         console.say(note)
+    if dry_run:
+        submission.try_out(chosen, rendered)
+        console.say(f"'--platform {chosen.name}' accepts the job; nothing was started")
+        return
     if submit:
         console.result(dataclasses.asdict(chosen.submit(rendered, interval=poll)), as_json=as_json)
         return

@@ -57,6 +57,12 @@ def tpu_version(request: Request) -> str:
     )
 
 
+def _container(request: Request) -> dict[str, Any]:
+    """The image and its command, which excludes ``args``."""
+    command = [*request.command, *request.args] if request.command else []
+    return writing.without_empty({"imageUri": request.image, "containerCommand": command})
+
+
 def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
     """Chief and TPU, which was a machine separate from the chief.
 
@@ -66,11 +72,11 @@ def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
     kind = f"TPU_{tpu.generation.upper()}{'_POD' if tpu.pod else ''}"
     if tpu.cores not in machines.table().ai_platform_tpus.get(kind, []):
         raise UserError(f"AI Platform had no {tpu.accelerator_type}: v2-8 and v3-8, pods of up to v2-512 and v3-256")
-    worker: dict[str, Any] = {"imageUri": request.image, "tpuTfVersion": tpu_version(request)}
+    worker = _container(request) | {"tpuTfVersion": tpu_version(request)}
     if request.machine == BASIC_TPU:
         if tpu.accelerator_type != "v2-8":
             raise UserError(f"BASIC_TPU is a v2-8, not a {tpu.accelerator_type}")
-        return {"scaleTier": BASIC_TPU, "masterConfig": {"imageUri": request.image}, "workerConfig": worker}
+        return {"scaleTier": BASIC_TPU, "masterConfig": _container(request), "workerConfig": worker}
     machine = request.machine or DEFAULT_MACHINE
     if machine in machines.table().ai_platform_machines:
         # Only Compute Engine machine types accept an acceleratorConfig; cloud_tpu without one is a v2-8.
@@ -81,7 +87,7 @@ def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
     return {
         "scaleTier": "CUSTOM",
         "masterType": machine,
-        "masterConfig": {"imageUri": request.image},
+        "masterConfig": _container(request),
         "workerType": "cloud_tpu",
         "workerCount": 1,
         "workerConfig": worker,
@@ -92,7 +98,7 @@ def _machines(request: Request) -> dict[str, Any]:
     machine = request.machine
     if machine is None:
         machine = machines.machine_for(request.gpus.type, request.gpus.count) if request.gpus else DEFAULT_MACHINE
-    config: dict[str, Any] = {"imageUri": request.image}
+    config = _container(request)
     if request.gpus:
         config["acceleratorConfig"] = {"type": request.gpus.type, "count": request.gpus.count}
     found: dict[str, Any] = {"scaleTier": "CUSTOM", "masterType": machine, "masterConfig": config}
@@ -116,7 +122,7 @@ def config(request: Request) -> dict[str, Any]:
         )
     found = _tpu(request, request.tpu) if request.tpu else _machines(request)
     optional = {
-        "args": list(request.args),
+        "args": [] if request.command else list(request.args),
         "region": request.place,
         "jobDir": request.output,
         "serviceAccount": request.service_account,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainyard.common.errors import StepFailed, UserError
@@ -25,6 +25,11 @@ from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kuberne
 from trainyard_jobs.schema.job_file import JobFile
 
 logger = logging.getLogger(__name__)
+
+#: The options that every platform with Kubernetes objects on GKE has, and how the API server checks objects.
+OPTIONS = frozenset({"flex-start", "reservation", "queue", "placement", "disk", "mount", "labels", "env", "secret",
+                     "cpu", "memory", "namespace", "node-selector"})  # fmt: skip
+DRY_RUN = ("kubectl", "create", "--dry-run=server", "--filename")
 
 #: The port of torchrun's rendezvous, which is also the launcher's default.
 PORT = 29500
@@ -82,6 +87,9 @@ def selector(request: Request) -> dict[str, str]:
         found[gke_objects.RESERVATION_AFFINITY] = "any"
     elif request.reservation:
         found |= {gke_objects.RESERVATION_AFFINITY: "specific", gke_objects.RESERVATION_NAME: request.reservation}
+    for key, value in request.node_selector:
+        if found.setdefault(key, value) != value:
+            raise UserError(f"'--node-selector {key}={value}': another option selects {found[key]}")
     return found
 
 
@@ -90,6 +98,27 @@ def devices(request: Request) -> dict[str, str]:
     if request.tpu:
         return {gke_objects.TPU_RESOURCE: str(request.tpu.chips_per_host)}
     return {gke_objects.GPU_RESOURCE: str(request.gpus.count)} if request.gpus else {}
+
+
+def resources(request: Request) -> dict[str, Any]:
+    """What a container requests. A limit of CPU, which would slow it down, is not set."""
+    requests = without_empty({"cpu": request.cpu, "memory": request.memory}) | devices(request)
+    return without_empty({"requests": requests, "limits": {key: requests[key] for key in requests if key != "cpu"}})
+
+
+def variables(request: Request, own: dict[str, str]) -> list[dict[str, Any]]:
+    """The variables of a container: ``own`` and the secrets.
+
+    Raises:
+        UserError: a secret is not given as a key of a Kubernetes Secret.
+    """
+    found: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in own.items()]
+    for name, source in request.secret:
+        secret, _, key = source.partition(":")
+        if not key:
+            raise UserError(f"'--secret {name}={source}': Kubernetes takes SECRET:KEY, a Secret and a key in it")
+        found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return found
 
 
 def _environment(request: Request, name: str) -> dict[str, str]:
@@ -104,17 +133,18 @@ def _environment(request: Request, name: str) -> dict[str, str]:
 def _pod(request: Request, name: str) -> dict[str, Any]:
     args, output = request.with_output()
     environment = _environment(request, name) | output
-    requested, mounted = devices(request), volumes(request)
+    mounted = volumes(request)
     # The ports of libtpu's processes, and of the coordinator of a multislice job:
     # https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
     ports = [{"containerPort": 8471}, {"containerPort": 8080}] if request.tpu and hosts(request) > 1 else []
     container = {
         "name": "trainer",
         "image": request.image,
+        "command": list(request.command),
         "args": list(args),
-        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "env": variables(request, environment),
         "ports": ports,
-        "resources": {"requests": requested, "limits": requested} if requested else {},
+        "resources": resources(request),
         "volumeMounts": volume_mounts(mounted),
     }
     pod = {
@@ -153,6 +183,10 @@ def _storage(request: Request) -> Iterator[Mounted]:
         volume = {"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
         yield DISK_PATH, volume, False
     for number, mount in enumerate(request.mounts):
+        if mount.server:
+            nfs = {"server": mount.server, "path": f"/{mount.folder}"} | ({"readOnly": True} if mount.read_only else {})
+            yield mount.path, {"name": f"nfs-{number}", "nfs": nfs}, mount.read_only
+            continue
         options = ["implicit-dirs", *([f"only-dir={mount.folder}"] if mount.folder else [])]
         attributes = {"bucketName": mount.bucket, "mountOptions": ",".join(options)}
         driver: dict[str, Any] = {"driver": gke_objects.BUCKET_DRIVER} | ({"readOnly": True} if mount.read_only else {})
@@ -162,7 +196,7 @@ def _storage(request: Request) -> Iterator[Mounted]:
 
 def pod_metadata(request: Request, name: str) -> dict[str, Any]:
     """Labels and annotations of the pods."""
-    annotations = {gke_objects.BUCKET_VOLUMES: "true"} if request.mounts else {}
+    annotations = {gke_objects.BUCKET_VOLUMES: "true"} if any(one.bucket for one in request.mounts) else {}
     if request.placement:
         key = gke_objects.REQUIRED_TOPOLOGY if request.placement.required else gke_objects.PREFERRED_TOPOLOGY
         annotations[key] = request.placement.label
@@ -174,11 +208,16 @@ def object_labels(request: Request) -> dict[str, str]:
     return dict(request.labels) | ({gke_objects.QUEUE: request.queue} if request.queue else {})
 
 
-def _metadata(request: Request, name: str) -> dict[str, Any]:
+def exclusive_pools(request: Request) -> dict[str, str]:
+    """The annotation of a JobSet of TPU slices, each of which gets a node pool."""
     # Kueue's placement and one node pool for each Job exclude each other.
-    exclusive = _in_jobset(request) and request.tpu and not request.placement
-    annotations = gke_objects.EXCLUSIVE if exclusive else {}
-    return without_empty({"name": name, "labels": object_labels(request), "annotations": annotations})
+    return gke_objects.EXCLUSIVE if _in_jobset(request) and request.tpu and not request.placement else {}
+
+
+def metadata(request: Request, **more: Any) -> dict[str, Any]:
+    """Name and namespace of an object, and ``more``."""
+    names = {"name": gke_objects.object_name(request.name), "namespace": request.namespace}
+    return without_empty(names | more)
 
 
 def tolerations(request: Request) -> list[dict[str, str]]:
@@ -219,12 +258,12 @@ def _failure_policy(request: Request) -> dict[str, Any]:
     return found
 
 
-def _service(name: str) -> dict[str, Any]:
+def _service(request: Request, name: str) -> dict[str, Any]:
     """A headless Service: the host names of a group's pods resolve, also before the pods are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name},
+        "metadata": metadata(request),
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": name}},
     }
 
@@ -244,14 +283,13 @@ def manifests(request: Request) -> list[dict[str, Any]]:
         )
     if request.slices > 1 and not request.tpu:
         raise UserError("'--slices' requires a TPU: '--workers' requests several machines")
+    about = metadata(request, labels=object_labels(request), annotations=exclusive_pools(request))
     if _in_jobset(request):
         part = {"name": _part(request), "replicas": request.slices, "template": {"spec": _job_spec(request, name)}}
-        about = _metadata(request, name)
         spec = {"failurePolicy": _failure_policy(request), "replicatedJobs": [part]}
         return [{"apiVersion": gke_objects.JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
-    about = _metadata(request, name)
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job_spec(request, name)}
-    return [_service(name), job] if request.workers > 1 else [job]
+    return [_service(request, name), job] if request.workers > 1 else [job]
 
 
 def pods(request: Request) -> tuple[str, int]:
@@ -281,7 +319,7 @@ def waiting_reasons(pods: list[dict[str, Any]]) -> str:
     return f" ({', '.join(dict.fromkeys(reasons))})" if reasons else ""
 
 
-def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
+def follow_pods(resource: str, labels: str, count: int, interval: int, where: Sequence[str] = ()) -> str:
     """Show the logs of all pods, including pods that replace others, until the job has ended.
 
     Logs are followed once all pods have started. A job may end between two queries, or before all of its pods have
@@ -291,26 +329,28 @@ def follow_pods(resource: str, labels: str, count: int, interval: int) -> str:
         resource: for kubectl, such as ``job/NAME``.
         labels: label selector of its pods; ``count``: their number.
         interval: seconds between two queries.
+        where: kubectl's option for the namespace; empty for that of its configuration.
     Returns:
         the condition that ended it: Complete or Failed of a Job or TrainJob, Completed or Failed of a JobSet.
     """
     followed: set[str] = set()
     shown = ""
     while True:
-        status = submission.run_json(["kubectl", "get", resource, "--output=json"]).get("status", {})
+        status = submission.run_json(["kubectl", "get", resource, "--output=json", *where]).get("status", {})
         conditions = [str(one["type"]) for one in status.get("conditions") or [] if one["status"] == "True"]
         ended = next((one for one in conditions if one in ("Complete", "Completed", "Failed")), None)
-        found = submission.run_json(["kubectl", "get", "pods", f"--selector={labels}", "--output=json"])["items"]
+        query = ["kubectl", "get", "pods", f"--selector={labels}", "--output=json", *where]
+        found = submission.run_json(query)["items"]
         started = {_uid(pod) for pod in found if pod.get("status", {}).get("phase", "Pending") != "Pending"}
         if ended:
             for pod in found:
                 if _uid(pod) in started - followed:
-                    submission.run_visibly(["kubectl", "logs", f"pod/{pod['metadata']['name']}", "--prefix"])
+                    submission.run_visibly(["kubectl", "logs", f"pod/{pod['metadata']['name']}", "--prefix", *where])
             return ended
         if len(started) >= count and started - followed:
             followed |= started
             submission.run_visibly(["kubectl", "logs", "--follow", f"--selector={labels}", "--prefix", "--tail=-1",
-                                    f"--max-log-requests={len(found)}"])  # fmt: skip
+                                    f"--max-log-requests={len(found)}", *where])  # fmt: skip
             continue
         message = f"{len(started)} of {count} pods have started{waiting_reasons(found)}"
         if message != shown and not started & followed:
@@ -332,10 +372,11 @@ def submit_objects(job: RenderedJob, resource: str, labels: str, count: int, int
     with submission.temporary_file(job.text, Platform.file_name) as path:
         if submission.run_visibly(submit_command(str(path))):
             raise StepFailed("kubectl could not create the job; see above ('--name' gives it another name)")
+    where = [f"--namespace={job.request.namespace}"] if job.request.namespace else []
     try:
-        state = follow_pods(resource, labels, count, interval)
+        state = follow_pods(resource, labels, count, interval, where)
     except KeyboardInterrupt:
-        submission.say_still_running(["kubectl", "delete", resource])
+        submission.say_still_running(["kubectl", "delete", resource, *where])
         raise
     return submission.submission(resource, state, succeeded=("Complete", "Completed"))
 
@@ -352,7 +393,8 @@ class Gke(Platform):
     kinds = ("gke",)
     rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
     tpu_machine = True
-    options = frozenset({"flex-start", "reservation", "queue", "priority", "placement", "disk", "mount", "labels"})
+    options = OPTIONS | {"priority"}
+    dry_run = DRY_RUN
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         writing.check_machine(request)

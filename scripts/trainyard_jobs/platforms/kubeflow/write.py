@@ -34,8 +34,10 @@ ENTRYPOINT = ("tini", "--", "launch")
 
 
 def runtime_of(request: Request) -> str:
-    """Return the name of the runtime for the framework of an image."""
-    return RUNTIMES.get(request.spec.framework.name, RUNTIME) if request.spec else RUNTIME
+    """Return the name of the runtime for the framework of an image; for an unknown one on TPUs, that of JAX."""
+    if request.spec is None:
+        return RUNTIMES["jax"] if request.tpu else RUNTIME
+    return RUNTIMES.get(request.spec.framework.name, RUNTIME)
 
 
 def train_job(request: Request) -> dict[str, Any]:
@@ -50,34 +52,40 @@ def train_job(request: Request) -> dict[str, Any]:
         "--slices": request.slices > 1,
     }
     writing.refuse("kubeflow", unsupported)
-    if request.tpu:
-        raise UserError(f"the runtime {runtime_of(request)} runs jobs with GPUs or CPUs: use '--platform gke' for TPUs")
+    if request.tpu and runtime_of(request) != RUNTIMES["jax"]:
+        fix = "use '--platform gke' for TPUs, or an image with JAX"
+        raise UserError(f"the runtime {runtime_of(request)} runs jobs with GPUs or CPUs: {fix}")
+    if request.tpu and request.workers > 1:
+        raise UserError("the TPU slice determines the number of machines: leave out '--workers'")
     name = object_name(request.name)
     spec: dict[str, Any] = {"runtimeRef": {"name": runtime_of(request)}, "trainer": _trainer(request)}
     if request.timeout:
         spec["activeDeadlineSeconds"] = request.timeout
     if patch := _pod_patch(request, name):
         node = {"name": NODE, "template": {"spec": {"template": patch}}}
-        runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
+        template = {"metadata": {"annotations": gke.exclusive_pools(request)}} if gke.exclusive_pools(request) else {}
+        runtime = {"template": template | {"spec": {"replicatedJobs": [node]}}}
         spec["runtimePatches"] = [{"manager": MANAGER, "trainingRuntimeSpec": runtime}]
     return {
         "apiVersion": kubernetes.TRAIN_JOB_VERSION,
         "kind": "TrainJob",
-        "metadata": writing.without_empty({"name": name, "labels": gke.object_labels(request)}),
+        "metadata": gke.metadata(request, labels=gke.object_labels(request)),
         "spec": spec,
     }
 
 
 def _trainer(request: Request) -> dict[str, Any]:
     args, env = request.with_output()
-    devices = gke.devices(request)
+    # Without it, the Torch plugin makes a process for each CPU that is requested.
+    one_process = bool(request.cpu) and not request.gpus and runtime_of(request) == RUNTIME
     trainer = {
         "image": request.image,
-        "command": list(ENTRYPOINT) if request.spec else [],
+        "command": list(request.command or (ENTRYPOINT if request.spec else ())),
         "args": list(args),
-        "env": [{"name": key, "value": value} for key, value in env.items()],
-        "numNodes": request.workers,
-        "resourcesPerNode": {"requests": devices, "limits": devices} if devices else {},
+        "env": gke.variables(request, env),
+        "numNodes": gke.hosts(request),
+        "numProcPerNode": 1 if one_process else None,
+        "resourcesPerNode": gke.resources(request),
     }
     return writing.without_empty(trainer)
 
@@ -100,7 +108,10 @@ class Kubeflow(Platform):
 
     name = "kubeflow"
     in_kubernetes = True
-    options = frozenset({"flex-start", "reservation", "queue", "placement", "disk", "mount", "labels"})
+    tpu_machine = True
+    rules = gke.Gke.rules
+    options = gke.OPTIONS
+    dry_run = gke.DRY_RUN
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         found = train_job(request)
@@ -109,7 +120,7 @@ class Kubeflow(Platform):
         text = writing.header(request, command, file) + yaml_writer.dump(found)
         writing.checked(self, text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
-        if request.spec is None:
+        if request.spec is None and not request.command and not request.tpu:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")
         return RenderedJob(text, command, request, notes=tuple(notes))
 
@@ -117,4 +128,4 @@ class Kubeflow(Platform):
         name = object_name(job.request.name)
         # Kubeflow Trainer runs a TrainJob as a JobSet of its name.
         labels = f"{JOBSET_NAME}={name}"
-        return gke.submit_objects(job, f"trainjob/{name}", labels, job.request.workers, interval)
+        return gke.submit_objects(job, f"trainjob/{name}", labels, gke.hosts(job.request), interval)

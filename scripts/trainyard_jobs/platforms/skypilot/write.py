@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
-from trainyard_jobs.model import yaml_writer
+from trainyard_jobs.model import options, yaml_writer
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
@@ -49,6 +49,13 @@ def _check(request: Request) -> None:
         "--service-account": request.service_account,
     }
     writing.refuse("skypilot", unsupported)
+    if any(one.server for one in request.mounts):
+        raise UserError("'--mount nfs://...': SkyPilot mounts buckets only")
+    for name, source in request.secret:
+        if source != "env":
+            raise UserError(
+                f"'--secret {name}={source}': SkyPilot takes secrets from your environment: write {name}=env"
+            )
     if request.tpu and (request.workers > 1 or request.tpu.runtime_version is None):
         fix = "leave out '--workers', and request a slice that the API has"
         raise UserError(f"SkyPilot creates a TPU slice through the Cloud TPU API: {fix}")
@@ -72,6 +79,10 @@ def resources(request: Request) -> dict[str, Any]:
         found["accelerators"] = f"{_ACCELERATORS.get(request.gpus.type, short)}:{request.gpus.count}"
     if request.spot:
         found["use_spot"] = True
+    if request.cpu:
+        found["cpus"] = f"{options.whole_cpus(request.cpu)}+"
+    if request.memory:
+        found["memory"] = f"{options.mebibytes(request.memory) / 2**10:g}+"
     if request.disk:
         found["disk_size"] = request.disk.size
     if request.labels:
@@ -86,9 +97,11 @@ def run(request: Request) -> str:
     group = _GROUP if request.workers > 1 else ""
     flags = ["--privileged"] if request.tpu else ["--gpus=all"] if request.gpus else []
     flags += [f"--volume={one.path}:{one.path}{':ro' if one.read_only else ''}" for one in request.mounts]
-    flags += [f"--env={name}={value}" for name, value in env.items()]
-    container = ["sudo", "docker", "run", "--rm", "--net=host", "--shm-size=16g", *flags]
-    command = " ".join(part for part in (shlex.join(container), group, shlex.join([request.image, *args])) if part)
+    start, more, first = shell_commands.docker_words(request.command, [name for name, _ in request.secret])
+    flags += [*(f"--env={name}={value}" for name, value in env.items()), *more]
+    container = [*start, "run", "--rm", "--net=host", "--shm-size=16g", *flags]
+    image = shlex.join([request.image, *first, *args])
+    command = " ".join(part for part in (shlex.join(container), group, image) if part)
     return "\n".join(line for line in ("set -e", shell_commands.login(request.image), command) if line) + "\n"
 
 
@@ -102,6 +115,8 @@ def task(request: Request) -> dict[str, Any]:
             one.path: {"source": "/".join(part for part in (f"gs://{one.bucket}", one.folder) if part), "mode": "MOUNT"}
             for one in request.mounts
         }
+    if request.secret:
+        found["secrets"] = dict.fromkeys((name for name, _ in request.secret), None)
     return found | {"run": run(request)}
 
 
@@ -110,7 +125,8 @@ class SkyPilot(Platform):
 
     name = "skypilot"
     file_name = "task.yaml"
-    options = frozenset({"disk", "mount", "labels"})
+    options = frozenset({"disk", "mount", "labels", "env", "secret", "cpu", "memory"})
+    dry_run = ("sky", "launch", "--dryrun", "--yes")
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
@@ -126,9 +142,8 @@ class SkyPilot(Platform):
     @staticmethod
     def _command(request: Request, file: str) -> list[str]:
         """A managed job, which SkyPilot recovers after a preemption, or a cluster that is deleted at the end."""
-        if request.spot:
-            return ["sky", "jobs", "launch", "--yes", file]
-        return ["sky", "launch", "--yes", "--down", file]
+        how = ["jobs", "launch", "--yes"] if request.spot else ["launch", "--yes", "--down"]
+        return ["sky", *how, *(f"--secret={name}" for name, _ in request.secret), file]
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         submission.require_program("sky")

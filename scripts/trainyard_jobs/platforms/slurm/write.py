@@ -13,6 +13,7 @@ import shlex
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.reference import Reference
 from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.model import options
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
@@ -49,15 +50,17 @@ def _check(request: Request) -> None:
 
 
 def directives(request: Request) -> list[str]:
-    """The options of sbatch: one task on each node, which has the node to itself."""
+    """The options of sbatch: one task on each node, which has the node to itself unless it says what it needs."""
     found = [
         f"--job-name={object_name(request.name)}",
         f"--nodes={request.workers}",
         "--ntasks-per-node=1",
-        # The data loaders use all CPUs of the node.
-        "--exclusive",
+        # The data loaders use all CPUs of the node, unless a number is given.
+        f"--cpus-per-task={options.whole_cpus(request.cpu)}" if request.cpu else "--exclusive",
         "--output=%x-%j.log",
     ]
+    if request.memory:
+        found.append(f"--mem={options.mebibytes(request.memory)}M")
     if request.gpus:
         # Names of types of GPUs are the cluster's: the number alone is valid everywhere.
         found.append(f"--gpus-per-node={request.gpus.count}")
@@ -74,19 +77,23 @@ def enroot_image(image: str) -> str:
 
 
 def step(request: Request) -> list[str]:
-    """The command that runs the image on every node. A node that fails ends the others."""
+    """The lines that run the image on every node. A node that fails ends the others."""
     args, env = request.with_output()
-    variables = [f"{name}={value}" for name, value in env.items()]
     # Without --whole, a step of one task has one CPU of the node.
     command = ["srun", "--whole", "--kill-on-bad-exit=1"]
     if (request.container_runtime or DEFAULT_RUNTIME) == "pyxis":
-        exported = [f"--export={','.join(['ALL', *variables])}"] if variables else []
-        image = [f"--container-image={enroot_image(request.image)}", "--container-entrypoint"]
+        # Variables that the image sets, too, and those that the entrypoint reads, have to be named.
+        named = [f"--container-env={','.join(env)}"] if env else []
+        entrypoint = "--no-container-entrypoint" if request.command else "--container-entrypoint"
+        image = [f"--container-image={enroot_image(request.image)}", entrypoint, *named, "--no-container-mount-home"]
         # What follows is the command of the image, which pyxis passes to the entrypoint.
-        return [*command, *exported, *image, "--no-container-mount-home", *args]
-    given = [word for variable in variables for word in ("--env", variable)]
-    gpu = ["--nv"] if request.gpus else []
-    return [*command, "apptainer", "run", *gpu, *given, f"docker://{request.image}", *args]
+        words, prefix = [*command, *image, *request.command, *args], ""
+    else:
+        gpu = ["--nv"] if request.gpus else []
+        start = ["exec" if request.command else "run", *gpu, f"docker://{request.image}", *request.command]
+        words, prefix = [*command, "apptainer", *start, *args], "APPTAINERENV_"
+    # Not as an option, which would take a comma in a value for its end. srun passes its environment on.
+    return [*(f"export {prefix}{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(words)]
 
 
 class Slurm(Platform):
@@ -94,7 +101,8 @@ class Slurm(Platform):
 
     name = "slurm"
     file_name = "job.sbatch"
-    options = frozenset({"queue", "priority", "reservation", "container-runtime"})
+    options = frozenset({"queue", "priority", "reservation", "container-runtime", "env", "cpu", "memory"})
+    dry_run = ("sbatch", "--test-only")
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
@@ -102,7 +110,7 @@ class Slurm(Platform):
         command = ["sbatch", file or self.file_name]
         head = writing.script_header(request, f"Submit it with: {shlex.join(command)}")
         lines = [f"#SBATCH {word}" for word in directives(request)]
-        text = "\n".join(["#!/usr/bin/env bash", *lines, "", "set -euo pipefail", "", shlex.join(step(request)), ""])
+        text = "\n".join(["#!/usr/bin/env bash", *lines, "", "set -euo pipefail", "", *step(request), ""])
         shebang, _, rest = text.partition("\n")
         notes = writing.network_notes(request)
         return RenderedJob(f"{shebang}\n{head}{rest}", command, request, notes=notes)

@@ -7,10 +7,10 @@ import shlex
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model import machines
-from trainyard_jobs.model.request import Request
+from trainyard_jobs.model.request import FLEX_START, Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
-from trainyard_jobs.pods import gcloud_args
+from trainyard_jobs.pods import gcloud_args, shell_commands
 from trainyard_jobs.pods.gcloud_args import Pod
 
 
@@ -23,12 +23,11 @@ def pod(request: Request) -> Pod:
     unsupported = {
         "--tune": request.tuning,
         "--tensorboard": request.tensorboard,
-        "--timeout": request.timeout,
+        "--timeout": request.timeout and not request.flex_start,
         "--machine": request.machine,
         "--workers": request.workers > 1,
-        "--slices": request.slices > 1,
     }
-    writing.refuse("tpu-vm", unsupported, ": it runs one slice, given by '--accelerator', until the training ends")
+    writing.refuse("tpu-vm", unsupported, ": it runs slices, given by '--accelerator', until the training ends")
     tpu = request.tpu
     if tpu is None:
         raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")
@@ -38,9 +37,6 @@ def pod(request: Request) -> Pod:
     if machines.slices().get(tpu.accelerator_type) != tpu:
         fix = f"give '--accelerator {tpu.accelerator_type}', whose topology the API chooses, or use '--platform gke'"
         raise UserError(f"TPU VMs are requested by number: {fix}")
-    if request.reservation not in (None, "any"):
-        why = "the Cloud TPU API uses the project's reservation"
-        raise UserError(f"'--reservation {request.reservation}': {why}: give '--reservation any'")
     zone = request.zone or next((one for one in tpu.zones if one.startswith(f"{request.place}-")), None)
     if zone is None or not tpu.may_be_in(zone):
         where = f"'--zone {zone}'" if zone else f"'--region {request.place}'"
@@ -54,24 +50,53 @@ def pod(request: Request) -> Pod:
         project=request.project,
         service_account=request.service_account,
         network=request.network,
-        reserved=bool(request.reservation),
+        reserved=request.reservation == "any",
+        reservation=None if request.reservation == "any" else request.reservation,
+        flex_start=(request.timeout or FLEX_START) if request.flex_start else None,
+        slices=request.slices,
         labels=request.labels,
     )
+
+
+def _create(request: Request, where: Pod) -> list[str]:
+    """Return the lines that create the slices, delete them at the end of the script, and wait for their queue.
+
+    gcloud 528 ignores the end of a request that has no start: the script itself ends, too.
+    """
+    queued = request.queued or where.reservation or where.flex_start or where.slices > 1
+    until = f"{request.max_wait}s" if request.max_wait else None
+    create = gcloud_args.create_queued(where, valid_until=until) if queued else gcloud_args.create(where)
+    delete = gcloud_args.delete_queued(where) if queued else gcloud_args.delete(where)
+    state = shlex.join([*gcloud_args.describe_queued(where)[:-1], "--format=value(state.state)"])
+    limit = f"[ $SECONDS -lt {request.max_wait} ] || {{ echo no capacity after $SECONDS s >&2; exit 1; }}"
+    wait = [
+        f'until state="$({state})" && [ "$state" = ACTIVE ]; do',
+        f"  case $state in FAILED|SUSPEND*|DELETING) echo {where.name}: $state >&2; exit 1 ;; esac",
+        *([f"  {limit}"] if until else []),
+        "  sleep 10",
+        "done",
+    ]
+    return [
+        shlex.join(create),
+        "# The slice is billed until it is deleted: do so however this script ends.",
+        f"trap {shlex.quote(shlex.join(delete))} EXIT",
+        *(wait if queued else []),
+    ]
 
 
 def script(request: Request) -> str:
     """Return a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
     where, (args, env) = pod(request), request.with_output()
     writing.check_tpu(request)
+    secrets = dict(request.secret)
+    start = shell_commands.start(request.image, args, env, entrypoint=request.command, secrets=secrets)
     lines = [
         "set -euo pipefail",
         "",
-        shlex.join(gcloud_args.create(where)),
-        "# The slice is billed until it is deleted: do so however this script ends.",
-        f"trap {shlex.quote(shlex.join(gcloud_args.delete(where)))} EXIT",
+        *_create(request, where),
         "",
         "# Start the container on every worker, in the background: a lost connection does not stop the training.",
-        shlex.join(gcloud_args.run(where, request.image, args, env)),
+        shlex.join(gcloud_args.run(where, request.image, start)),
         "",
         "# Follow the logs, with [i] before each line of worker i; the exit status is that of a failed container.",
         shlex.join(gcloud_args.logs(where)),
@@ -85,7 +110,7 @@ class TpuVm(Platform):
 
     name = "tpu-vm"
     file_name = "job.sh"
-    options = frozenset({"labels", "network", "reservation"})
+    options = frozenset({"labels", "network", "reservation", "flex-start", "max-wait", "queued", "env", "secret"})
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         command = ["bash", file or self.file_name]

@@ -10,7 +10,8 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines, tuning, yaml_writer
-from trainyard_jobs.model.request import Request
+from trainyard_jobs.model.options import POOL, POOLS, Mount
+from trainyard_jobs.model.request import Request, accelerator
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob, Submission
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 #: Machine type of CPU jobs: the smallest on which every trainer of Trainyard has memory to spare.
 DEFAULT_MACHINE = "n1-standard-8"
+
+#: Where the service mounts NFS.
+NFS = "/mnt/nfs/"
 
 
 def machine_spec(request: Request) -> dict[str, Any]:
@@ -87,27 +91,65 @@ def _tpu(request: Request, tpu: machines.TpuSlice) -> dict[str, Any]:
 
 
 def pools(request: Request) -> list[dict[str, Any]]:
-    """The worker pools: the first has one replica, the chief; the second has the others.
+    """The worker pools: the first has one replica, the chief; the second has the other workers.
 
     Raises:
-        UserError: several machines were requested with a TPU slice, which is one pool of one replica.
+        UserError: several machines were requested with a TPU slice, which is one pool of one replica; or a pool would
+            be empty.
     """
-    if request.tpu and (request.workers > 1 or request.slices > 1):
+    if request.tpu and (request.workers > 1 or request.slices > 1 or request.pool):
         raise UserError(
-            "a TPU job on Vertex AI is one pool with one replica for any slice: leave out WORKERS and SLICES, "
+            "a TPU job on Vertex AI is one pool with one replica for any slice: leave out WORKERS, SLICES and POOL, "
             "or request a larger slice"
         )
-    container: dict[str, Any] = {"imageUri": request.image}
-    if request.args:
-        container["args"] = list(request.args)
-    pool = {"machineSpec": machine_spec(request), "replicaCount": 1}
-    if request.disk:
-        kind = {"bootDiskType": request.disk.type} if request.disk.type else {}
-        pool["diskSpec"] = kind | {"bootDiskSizeGb": request.disk.size}
-    pool["containerSpec"] = container
-    if request.workers == 1:
-        return [pool]
-    return [pool, pool | {"replicaCount": request.workers - 1}]
+    own = {role: match for role, text in request.pool if (match := re.fullmatch(POOL, text))}
+    counts = {role: int(match[1] or 1) for role, match in own.items()}
+    if any(counts.get(role, 1) > 1 for role in POOLS[:2]):
+        raise UserError("'--pool': '--workers' gives the number of machines of chief and workers together")
+    counts |= {"chief": 1, "workers": request.workers - 1}
+    used = POOLS[: 1 + max(POOLS.index(role) for role in counts if role in own or counts[role])]
+    if empty := next((role for role in used if not counts.get(role)), None):
+        fix = "give '--workers 2' or more" if empty == "workers" else f"give '--pool {empty}=MACHINE', too"
+        raise UserError(f"the pool of {empty} is empty, which gcloud refuses: {fix}")
+    return [_pool(request, counts[role], own.get(role)) for role in used]
+
+
+def _pool(request: Request, count: int, own: re.Match[str] | None) -> dict[str, Any]:
+    if own:
+        gpus, tpu = accelerator(own[3]) if own[3] else (None, None)
+        if tpu:
+            raise UserError(f"'--pool': {tpu} on {own[2]}: a TPU job has one pool, without '--pool'")
+        request = dataclasses.replace(request, machine=own[2], gpus=gpus)
+    container = {
+        "imageUri": request.image,
+        "command": list(request.command),
+        "args": list(request.args),
+        "env": [{"name": name, "value": value} for name, value in request.env],
+    }
+    disk = {"bootDiskType": request.disk.type, "bootDiskSizeGb": request.disk.size} if request.disk else {}
+    pool = {
+        "machineSpec": machine_spec(request),
+        "replicaCount": count,
+        "diskSpec": writing.without_empty(disk),
+        "nfsMounts": [_nfs(request, mount) for mount in request.mounts],
+        "containerSpec": writing.without_empty(container),
+    }
+    return writing.without_empty(pool)
+
+
+def _nfs(request: Request, mount: Mount) -> dict[str, str]:
+    """An NfsMount (https://docs.cloud.google.com/vertex-ai/docs/training/train-nfs-share).
+
+    Raises:
+        UserError: it is a bucket, or Vertex AI cannot mount it there.
+    """
+    if mount.bucket:
+        raise UserError(f"'--mount gs://{mount.bucket}': Vertex AI has every bucket below /gcs: leave it out")
+    if not mount.path.startswith(NFS) or mount.read_only:
+        raise UserError(f"'--mount': Vertex AI mounts NFS below {NFS}, and not read-only: write {NFS}NAME, without :ro")
+    if not request.network and not request.network_attachment:
+        raise UserError(f"'--mount nfs://{mount.server}' requires '--network' or '--network-attachment'")
+    return {"server": mount.server, "path": f"/{mount.folder}", "mountPoint": mount.path.removeprefix(NFS)}
 
 
 def job_spec(request: Request) -> dict[str, Any]:
@@ -133,6 +175,7 @@ def job_spec(request: Request) -> dict[str, Any]:
         "network": request.network,
         "pscInterfaceConfig": {"networkAttachment": attachment} if attachment else None,
         "persistentResourceId": request.persistent_resource,
+        "enableWebAccess": request.web_access,
     }
     return {"workerPoolSpecs": pools(request)} | writing.without_empty(optional)
 
@@ -179,19 +222,8 @@ class Vertex(Platform):
     kinds = ("custom-job", "hyperparameter-tuning-job")
     rules = (rules, accelerators, tuning_rules)
     tpu_machine = True
-    options = frozenset(
-        {
-            "flex-start",
-            "max-wait",
-            "reservation",
-            "disk",
-            "labels",
-            "kms-key",
-            "network",
-            "network-attachment",
-            "persistent-resource",
-        }
-    )
+    options = frozenset({"flex-start", "max-wait", "reservation", "disk", "labels", "kms-key", "network", "mount",
+                         "env", "network-attachment", "persistent-resource", "pool", "web-access"})  # fmt: skip
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.customJobs#CustomJob
