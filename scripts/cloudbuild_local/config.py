@@ -13,8 +13,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from cloudbuild_local.normalization import normalize
+from cloudbuild_local.normalization import camel_case, normalize
 from cloudbuild_local.rules import (
     DEFAULT_TIMEOUT,
     images_of,
@@ -24,7 +25,7 @@ from cloudbuild_local.rules import (
     violations_after_substitution,
     without_effect,
 )
-from cloudbuild_local.substitutions import BUILT_IN, not_given, replace_in, resolve
+from cloudbuild_local.substitutions import BUILT_IN, not_given, replace_in, resolve, used
 from trainyard.common.errors import UserError, one_line
 from trainyard.spec import yaml_source
 
@@ -82,6 +83,45 @@ class Build:
     without_effect: tuple[str, ...] = ()
 
 
+class Content(dict[Any, Any]):
+    """The data of a file, which knows its text."""
+
+    text = ""
+
+
+def _below(node: Node, word: str) -> tuple[Node, int] | None:
+    """Return the part of a node at a key or position, and its line; of a list, that of the first entry with the key."""
+    if isinstance(node, SequenceNode):
+        if word.isdecimal():
+            return next(((one, one.start_mark.line + 1) for one in node.value[int(word) :]), None)
+        return next(filter(None, (_below(one, word) for one in node.value if isinstance(one, MappingNode))), None)
+    for key, value in node.value if isinstance(node, MappingNode) else ():
+        if word in (key.value, camel_case(str(key.value))):
+            return value, key.start_mark.line + 1
+    return None
+
+
+def line_of(data: object, message: str) -> int:
+    """Return the line that a message about the data of a file is about; 1 if it is about all of it.
+
+    Words that are keys lead to a part, as in ``step 3: env 'A' ...``; a text in quotes, to its line in that part.
+    """
+    text = getattr(data, "text", "")
+    lines, found, end = text.splitlines(), 1, None
+    node = YAML(typ="safe", pure=True).compose(text)
+    for word in re.findall(r"'[^']*'|\$?\w+", re.sub(r"^step (\d+)", r"steps \1", message)):
+        if word[0] in "'$":
+            name = re.escape(word.strip("'$"))
+            pattern = rf"(?<!\$)\$\{{?#?{name}\b" if word[0] == "$" else rf"(?<!\w){name}(?!\w)"
+            places = range(0 if word[0] == "$" else found - 1, len(lines) if word[0] == "$" else end or len(lines))
+            if (number := next((one for one in places if re.search(pattern, lines[one])), None)) is not None:
+                return number + 1
+        # One value stands for a list of one.
+        elif node and (below := _below(node, word) or _below(node, f"{word}s")):
+            (node, found), end = below, max(below[0].end_mark.line, below[1])
+    return found
+
+
 def read(text: str, where: str) -> dict[Any, Any]:
     """A cloudbuild.yaml (or .json, which is YAML) as plain data.
 
@@ -110,7 +150,9 @@ def read(text: str, where: str) -> dict[Any, Any]:
         logger.info(f"{where}: the key '{key}' is written twice; the first value is used")
     if not isinstance(data, dict):
         raise UserError(f"{where}: not a mapping with the key 'steps'")
-    return data
+    content = Content(data)
+    content.text = text
+    return content
 
 
 def read_file(path: Path) -> dict[Any, Any]:
@@ -121,18 +163,18 @@ def read_file(path: Path) -> dict[Any, Any]:
     """
     if not os.path.lexists(path):
         raise UserError(f"no file {path}: give the path of a cloudbuild.yaml")
-    return read(yaml_source.text(path), path.name)
+    return read(yaml_source.text(path), yaml_source.relative(path))
 
 
-def _refuse(where: str, found: Sequence[str]) -> None:
-    """Raise the first of some problems.
+def _refuse(where: str, data: Mapping[Any, Any], found: Sequence[str]) -> None:
+    """Raise the first of some problems of the data of a file.
 
     Raises:
         UserError: there is one.
     """
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UserError(f"{where}: {one_line(found[0])}{more}")
+        raise UserError(f"{where}:{line_of(data, found[0])}: {one_line(found[0])}{more}")
 
 
 def _message(data: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -158,8 +200,9 @@ def message(text: str, where: str) -> dict[str, Any]:
     Raises:
         UserError: gcloud refuses the file; the message gives the first reason.
     """
-    found, errors = _message(read(text, where))
-    _refuse(where, errors)
+    data = read(text, where)
+    found, errors = _message(data)
+    _refuse(where, data, errors)
     return found
 
 
@@ -172,16 +215,22 @@ class Judgement:
         errors: for which gcloud or Cloud Build refuses it.
         unsupported: fields that the local executor does not support.
         without_effect: fields that have no effect in a local build.
+        places: the line of each error.
     """
 
     body: dict[str, Any]
     errors: list[str]
     unsupported: list[str]
     without_effect: list[str]
+    places: list[int]
+
+    def _located(self, where: str) -> list[str]:
+        """The errors after file and line."""
+        return [f"{where}:{line}: {error}" for line, error in zip(self.places, self.errors, strict=True)]
 
     def lines(self, where: str) -> Iterator[str]:
         """The judgement for people, a line each; ``where`` is the name of the file."""
-        yield from (f"{where}: {error}" for error in self.errors)
+        yield from self._located(where)
         if not self.errors:
             yield f"{where}: valid, {len(self.body['steps'])} steps"
         yield from (f"{where}: note: {field} is not supported by the local executor" for field in self.unsupported)
@@ -192,7 +241,7 @@ class Judgement:
         """The judgement for programs."""
         return {
             "file": where,
-            "errors": self.errors,
+            "errors": self._located(where),
             "unsupported": self.unsupported,
             "withoutEffect": self.without_effect,
         }
@@ -228,9 +277,20 @@ def judge(
             build = substituted(body | {"substitutions": body["substitutions"] | values}, built_in)
             tags = replace_in(body.get("tags") or [], build.substitutions, dynamic=_is_dynamic(body))
             errors = violations_after_substitution([step.name for step in build.steps], list(build.images), tags)
+            errors = [error + _empty_in(error, body, build.substitutions) for error in errors]
         except UserError as error:
             errors = [str(error)]
-    return Judgement(body, [one_line(error) for error in errors], unsupported(body), without_effect(body))
+    places = [line_of(data, error) for error in errors]
+    return Judgement(body, [one_line(error) for error in errors], unsupported(body), without_effect(body), places)
+
+
+def _empty_in(error: str, body: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    """Return which empty substitutions an error about the name of an image is due to; empty if none is."""
+    for written in [*(str(step["name"]) for step in body["steps"]), *images_of(body)]:
+        empty = [f"${name}" for name in sorted(used(written)) if not values.get(name)]
+        if empty and repr(replace_in(written, values, dynamic=_is_dynamic(body))) in error:
+            return f"; {written} is this because {', '.join(empty)} is empty"
+    return ""
 
 
 def built_in(project: str, build_id: str) -> dict[str, str]:
@@ -276,8 +336,8 @@ def load(
             first violation.
     """
     found = judge(data, given=given, built_in=built_in, trigger=trigger)
-    _refuse(where, found.errors)
-    _refuse(where, [f"{field} is not supported by the local executor" for field in found.unsupported])
+    _refuse(where, data, found.errors)
+    _refuse(where, data, [f"{field} is not supported by the local executor" for field in found.unsupported])
     return substituted(found.body, built_in)
 
 

@@ -23,6 +23,7 @@ from cloudbuild_local.executor import Executor, Result
 from trainyard.common import git
 from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
+from trainyard.spec import yaml_source
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ def run(
     data = cloud_config.read_file(config)
     identity = f"local-{secrets.token_hex(8)}"
     values = cloud_config.built_in(project, identity)
-    build = cloud_config.load(data, where=config.name, given=substitutions, built_in=values, trigger=trigger)
+    where = yaml_source.relative(config)
+    build = cloud_config.load(data, where=where, given=substitutions, built_in=values, trigger=trigger)
     folder = source or config.resolve().parent
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: give the path of the folder with the build's source")

@@ -72,7 +72,9 @@ class _Decoder:
         for key, entry in value.items():
             below = f"{where}.{key}" if where else key
             if key not in fields:
-                self._fail(below, f"unknown field '{key}'{nearest(key, fields)}")
+                # A container's image is the name of a step.
+                guess = " (did you mean 'name'?)" if key == "image" and "entrypoint" in fields else nearest(key, fields)
+                self._fail(below, f"unknown field '{key}'{guess}")
                 continue
             decoded = self._field(entry, self._resolved(fields[key]), below)
             if decoded is not _UNSET and decoded != []:
@@ -107,6 +109,9 @@ class _Decoder:
             return self._fail(where, f"{_shown(value)} is not a list")
         if value is None:
             return _UNSET
+        if isinstance(value, dict) and schema.get("type") == "string":
+            form = " of KEY=VALUE, as in '- A=b'" if where.endswith(".env") else ""
+            return self._fail(where, f"{_shown(value)} is not a list{form}")
         entries = value if isinstance(value, list) else [value]
         found = []
         for number, entry in enumerate(entries):
@@ -133,7 +138,8 @@ class _Decoder:
             return value if isinstance(value, bool) else self._fail(where, f"{_shown(value)} is neither true nor false")
         if form == "byte":
             return self._bytes(value, where)
-        return value if isinstance(value, str) else self._fail(where, f"{_shown(value)} is not text: put it in quotes")
+        fix = "" if isinstance(value, dict | list) else ": put it in quotes"
+        return value if isinstance(value, str) else self._fail(where, f"{_shown(value)} is not text{fix}")
 
     def _enum(self, value: Any, names: list[str], where: str) -> Any:
         """One of its names, or the number of one; with 0, gcloud fails."""

@@ -9,10 +9,12 @@ import re
 from collections import Counter
 
 import pytest
-from tests.unit.corpus import cloud_build, google_jobs, kubernetes, names, published
+from tests.unit.corpus import cloud_build, google_jobs, kinds, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
-BY_HAND: list[Case] = [one for module in (kubernetes, google_jobs, cloud_build, names) for one in module.corpus()]
+BY_HAND: list[Case] = [
+    one for module in (kubernetes, google_jobs, kinds, cloud_build, names) for one in module.corpus()
+]
 CASES = [*BY_HAND, *published.corpus()]
 VALID = [one for one in CASES if one.valid]
 INVALID = [one for one in CASES if not one.valid]

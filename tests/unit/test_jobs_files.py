@@ -66,7 +66,7 @@ def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
         ("[" * 700, "job.yaml: its values are nested too deeply"),
         ("- 1\n", "expected 'key: value' pairs"),
         ("steps: []\n", "job.yaml:1: not a job: its keys are steps"),
-        ("apiVersion: v1\nkind: Service\n", "not a job"),
+        ("apiVersion: v1\nkind: Service\n", "job.yaml:1: Service of v1: not checked; checked are Job, JobSet"),
         (CUSTOM_JOB + "---\n" + CUSTOM_JOB, "2 documents"),
         ("trainingInput: 1\n", "job.yaml:1: trainingInput: expected 'key: value' pairs"),
     ],

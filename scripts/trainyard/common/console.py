@@ -32,7 +32,8 @@ def terminal() -> Console:
     """Return rich's console on stderr. Importing rich takes longer than ``--help`` may."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    # Text of users' files is printed as it is: neither [x] nor :cat: has a meaning.
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), markup=False, emoji=False)
 
 
 def _moves() -> bool:
@@ -52,7 +53,7 @@ def _line(name: str, before: str) -> Progress:
     fixed, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     line = Progress(
         SpinnerColumn(table_column=fixed),
-        TextColumn("{task.description} {task.elapsed:.0f} s{task.fields[before]} ", table_column=fixed),
+        TextColumn("{task.description} {task.elapsed:.0f} s{task.fields[before]} ", markup=False, table_column=fixed),
         TextColumn("{task.fields[now]}", markup=False, table_column=rest),
         console=terminal(),
         transient=True,

@@ -22,5 +22,5 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the valid spelling nearest to ``word``; empty if none is near."""
     import difflib
 
-    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.65)
     return f" (did you mean '{matches[0]}'?)" if matches else ""

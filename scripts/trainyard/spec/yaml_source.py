@@ -66,32 +66,44 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def read_all(path: Path) -> list[Any]:
-    """Every document of a YAML or JSON file; see :func:`parse`.
+class Repeated(list[tuple[str, int, int]]):
+    """The keys that a mapping has more than once: key, line of one that does not count, line of the one that does.
 
-    Raises:
-        UserError: the file cannot be read, or is neither YAML nor JSON; the line is named.
+    Without this, they are an error. The first one counts, as for gcloud; with ``last`` the last one, as for kubectl.
     """
-    return parse(text(path), path)
+
+    last = False
+
+    def drop(self, node: MappingNode) -> None:
+        """Remove those that do not count from a node."""
+        order, counts = -1 if self.last else 1, dict[object, Any]()
+        for pair in node.value[::order]:
+            key = pair[0]
+            merge = not isinstance(key, ScalarNode) or key.tag == "tag:yaml.org,2002:merge"
+            kept = counts.setdefault(id(key) if merge else (key.tag, key.value), pair)
+            if kept is not pair:
+                self.append((key.value, key.start_mark.line + 1, kept[0].start_mark.line + 1))
+        node.value = list(counts.values())[::order]
 
 
-def guarded(reader: YAML, where: str) -> YAML:
+def guarded(reader: YAML, where: str, repeated: Repeated | None = None) -> YAML:
     """Return ``reader``, which raises a :class:`UserError` before values fill the memory or are no text.
 
     Args:
         where: name of the file in messages.
+        repeated: collects keys that are written more than once.
     """
 
     class Guarded(reader.Constructor):  # type: ignore[misc,name-defined]  # a class that the instance holds
         def construct_document(self, node: Node) -> Any:
-            _measure(node, {}, where)
+            _measure(node, {}, where, repeated)
             return super().construct_document(node)
 
     reader.Constructor = Guarded
     return reader
 
 
-def _measure(node: Node, known: dict[int, tuple[int, int]], where: str) -> tuple[int, int]:
+def _measure(node: Node, known: dict[int, tuple[int, int]], where: str, repeated: Repeated | None) -> tuple[int, int]:
     """Return the number of values in a node, aliases expanded, and how deeply they are nested.
 
     Args:
@@ -113,8 +125,10 @@ def _measure(node: Node, known: dict[int, tuple[int, int]], where: str) -> tuple
         except UnicodeDecodeError:
             refuse("half of a surrogate pair, which is no character")
     else:
+        if repeated is not None and isinstance(node, MappingNode):
+            repeated.drop(node)
         inner = [one for pair in node.value for one in pair] if isinstance(node, MappingNode) else node.value
-        parts = [_measure(one, known, where) for one in inner]
+        parts = [_measure(one, known, where, repeated) for one in inner]
     values, depth = 1 + sum(part[0] for part in parts), 1 + max((part[1] for part in parts), default=0)
     if values > _MOST_VALUES:
         refuse(f"more than {_MOST_VALUES:,} values, those of aliases counted wherever they are used")
@@ -124,17 +138,18 @@ def _measure(node: Node, known: dict[int, tuple[int, int]], where: str) -> tuple
     return values, depth
 
 
-def parse(text: str, path: Path) -> list[Any]:
+def parse(text: str, path: Path, repeated: Repeated | None = None) -> list[Any]:
     """Every document of a text, as nodes that know their lines, without empty documents.
 
     Plain scalars are ``str``, quoted ones a subclass of it, so that callers can apply the rules of YAML 1.1.
 
     Args:
         path: the text's name in messages.
+        repeated: collects keys that are written more than once.
     Raises:
         UserError: it is neither YAML nor JSON; the line is named.
     """
-    reader = guarded(YAML(typ="rt"), relative(path))
+    reader = guarded(YAML(typ="rt"), relative(path), repeated)
     reader.preserve_quotes = True
     try:
         return [node for node in reader.load_all(text) if node is not None]
@@ -166,7 +181,7 @@ def read(path: Path) -> CommentedMap:
     Raises:
         UserError: it cannot be read, or is something else.
     """
-    nodes = read_all(path)
+    nodes = parse(text(path), path)
     if not nodes:
         raise UserError(f"{relative(path)}: the file is empty: expected 'key: value' pairs")
     if len(nodes) != 1 or not isinstance(nodes[0], CommentedMap):

@@ -17,6 +17,8 @@ from trainyard.oci.reference import why_unusable
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
 from trainyard_jobs import platforms
+from trainyard_jobs.check import placeholders
+from trainyard_jobs.check.placeholders import TemplateError
 from trainyard_jobs.model import image_metadata
 from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
 from trainyard_jobs.rules import image, named_images
@@ -41,9 +43,18 @@ def check_file(
         offline: do not look up the images that it names.
         unsigned: why an image has no valid signature; None if none is demanded.
     Raises:
+        TemplateError: something is to be filled in.
         UserError: the file cannot be read, or is not a job.
     """
-    job = job_file.load(path)
+    text = yaml_source.text(path)
+    try:
+        job = job_file.parse(text, path)
+    except job_file.NotAJobError:
+        raise
+    except UserError as error:
+        placeholders.refuse(placeholders.in_text(text, str(error)), relative(path))
+        raise
+    placeholders.refuse(placeholders.in_job(job), relative(path))
     images, missing = ({}, {}) if offline else _look_up(job)
     found = None
     if unsigned:
@@ -79,7 +90,8 @@ class Checked:
 
     Attributes:
         error: why the file cannot be read.
-        unchecked: what checks it instead, for a job of another scheduler.
+        unchecked: what checks it instead, for a job of another scheduler; what a template leaves to fill in.
+        template: whether it is a template.
     """
 
     path: Path
@@ -87,6 +99,7 @@ class Checked:
     findings: tuple[Finding, ...] = ()
     error: str = ""
     unchecked: str = ""
+    template: bool = False
 
     def as_dict(self, *, strict: bool = False) -> dict[str, Any]:
         """The result as JSON has it.
@@ -129,7 +142,9 @@ def check_files(
         for file in _files_in(path):
             try:
                 if job_file.may_be_job(yaml_source.text(file, errors="replace")):
-                    results.append(_checked(file, check, explicit=False))
+                    one = _checked(file, check, explicit=False)
+                    # Signatures are demanded of a template's images, too.
+                    results.append(Checked(file, error=one.unchecked) if one.template and unsigned else one)
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
@@ -148,8 +163,9 @@ def _checked(path: Path, check: Callable[[Path], tuple[JobFile, list[Finding]]],
     except UserError as error:
         if isinstance(error, job_file.NotAJobError) and not explicit:
             raise
-        other = isinstance(error, job_file.OtherFormatError)
-        return Checked(path, unchecked=str(error)) if other else Checked(path, error=str(error))
+        template = isinstance(error, TemplateError) and not explicit
+        other = template or isinstance(error, job_file.OtherFormatError)
+        return Checked(path, unchecked=str(error), template=template) if other else Checked(path, error=str(error))
     return Checked(path, job, tuple(findings))
 
 

@@ -9,6 +9,7 @@ from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.options import ROWS
+from trainyard_jobs.schema import kinds
 
 JOBS = ROOT / "docs" / "jobs.md"
 RULES = ROOT / "docs" / "jobs" / "rules.md"
@@ -38,6 +39,7 @@ def rendered() -> Pages:
         "sources": known.sources,
         "options": ROWS,
         "having": platforms.having,
+        "kinds": kinds.KINDS,
     }
     shared = [rule for rule in platforms.RULES if len(set(rule.subjects) & {"ai-platform", "gke", "custom-job"}) > 1]
     groups = [("Every kind of job", shared)]

@@ -36,7 +36,7 @@ class Printer:
     def __init__(self, addresses: tuple[str, ...], stream: TextIO | None = None) -> None:
         self._addresses = addresses
         self._stream = stream or sys.stdout
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
+        self._console = Console(file=self._stream, highlight=False, soft_wrap=True, emoji=False)
         self._lock = threading.Lock()
 
     def __call__(self, worker: int, line: str) -> None:

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainyard.common.rule_engine import Finding, Severity, rule
-from trainyard.spec.yaml_source import Location
+from trainyard.spec.yaml_source import Location, relative
 from trainyard_jobs.rules.evidence import GOOGLE, KINDS, Evidence, validate
-from trainyard_jobs.schema import kubernetes
+from trainyard_jobs.schema import job_file, kinds, kubernetes
 from trainyard_jobs.schema.job_file import camel
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
 
-def _walk(node: Any, at: Location = ()) -> Iterator[tuple[Location, Any]]:
+def walk(node: Any, at: Location = ()) -> Iterator[tuple[Location, Any]]:
     """Yield the location and the value of everything below a node."""
     below = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in below:
         here = (*at, str(key) if isinstance(node, dict) else key)
         yield here, value
-        yield from _walk(value, here)
+        yield from walk(value, here)
 
 
 @rule(
@@ -39,7 +39,7 @@ def fields_match_api(job: Evidence) -> Iterator[Finding]:
             f"{'.'.join(map(str, one.location)) or 'the job'}: {one.what}",
             "the service ignores it"
             if one.ignored
-            else "gcloud sends it unchanged; the service refuses what it has not",
+            else "gcloud does not check it and submits the job; the service then refuses it",
             "remove it" if one.ignored else "correct it, or remove it",
             severity=Severity.NOTE if one.ignored or one.newer else Severity.REFUSE,
         )
@@ -57,7 +57,7 @@ def fields_match_api(job: Evidence) -> Iterator[Finding]:
 )
 def keys_are_in_camel_case(job: Evidence) -> Iterator[Finding]:
     """What gcloud itself reads of the file is in camelCase; it sends other keys as they are."""
-    for location, _ in _walk(job.job.nodes[0]):
+    for location, _ in walk(job.job.nodes[0]):
         key = location[-1]
         if not isinstance(key, str) or camel(key) == key or "labels" in location[:-1]:
             continue
@@ -108,7 +108,7 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
     sixty = "" if job.job.kind == "gke" else r"|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
     odd = re.compile(words + sixty)
     for number, document in enumerate(job.job.nodes):
-        for location, word in _walk(document):
+        for location, word in walk(document):
             if type(word) is not str or not odd.fullmatch(word):  # quoted text has another class
                 continue
             yield Finding(
@@ -117,6 +117,23 @@ def no_ambiguous_yaml_words(job: Evidence) -> Iterator[Finding]:
                 "the service gets true, false or a number",
                 f'write "{word}" if text is meant, true or false if not',
             )
+
+
+@rule(
+    *KINDS,
+    severity=Severity.NOTE,
+    source="https://github.com/kubernetes/kubernetes/issues/89303; https://yaml.dev/doc/ruamel.yaml/api/#Duplicate_keys",
+)
+def keys_are_unique(job: Evidence) -> Iterator[Finding]:
+    """No key is written twice in a mapping."""
+    program = "kubectl" if job.job.kind == "gke" else "gcloud"
+    for key, line, read in job.job.repeated:
+        yield Finding(
+            f"{relative(job.job.path)}:{line}",
+            f"'{key}' is written twice",
+            f"{program} reads that of line {read}, and not this one",
+            "remove one of them",
+        )
 
 
 @rule(
@@ -140,9 +157,11 @@ def manifests_match_schema(job: Evidence) -> Iterator[Finding]:
                 f"write {kubernetes.TRAIN_JOB_VERSION}",
             )
         elif kubernetes.is_custom(document):
+            known = kinds.kind_of(document)
+            checked = ": only its pods are checked" if known and known.pods else " is not checked"
             yield Finding(
                 job.job.where(("kind",), number),
-                f"{kind} of {api} is not checked",
+                job_file.described(document) + checked,
                 "its schema is that of a custom resource definition",
                 "nothing, if the cluster has that definition",
                 severity=Severity.NOTE,

@@ -22,7 +22,7 @@ from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rules import named_images, worker_pools
 from trainyard_jobs.rules.evidence import GOOGLE, KINDS, VERTEX, Evidence
-from trainyard_jobs.rules.job_templates import job_templates
+from trainyard_jobs.rules.job_templates import pod_templates
 from trainyard_jobs.rules.worker_pools import Pool
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
@@ -83,7 +83,7 @@ def named(job: Evidence) -> Iterator[NamedImage]:
 
 
 def _of_kubernetes(job: Evidence) -> Iterator[NamedImage]:
-    for template in job_templates(job):
+    for template in pod_templates(job):
         selector = template.selector
         generation, hosts = gke_objects.generation_of(selector) or "", gke_objects.hosts_of(selector)
         device = "tpu" if selector.get(gke_objects.ACCELERATOR) else "gpu" if selector.get(gke_objects.GPU) else ""

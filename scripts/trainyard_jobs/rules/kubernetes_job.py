@@ -41,7 +41,7 @@ def object_names_are_valid(job: Evidence) -> Iterator[Finding]:
     """Every object has a name that its kind allows."""
     for number, document in enumerate(job.job.documents):
         kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
-        if kind == "List" or api.startswith("rbac."):
+        if api.startswith("rbac."):
             continue  # names of roles are not restricted to DNS names
         name, severity = object_name(document), Severity.REFUSE
         wrong = names.dns_1123_subdomain(name)

@@ -14,7 +14,7 @@ from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import kubernetes_names as names
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.job_templates import JobTemplate, job_rule, job_templates
+from trainyard_jobs.rules.job_templates import JobTemplate, job_rule, pod_templates
 from trainyard_jobs.rules.problems import Problem, findings, out_of_range
 from trainyard_jobs.schema.kubernetes_defaults import entries, mapping, sequence
 
@@ -47,9 +47,10 @@ def labels_are_valid(job: Evidence) -> Iterator[Finding]:
     for number, document in enumerate(job.job.documents):
         problems = _metadata(mapping(document, "metadata"), ("metadata",))
         yield from findings(job, number, problems, "the API server refuses the object")
-    for template in job_templates(job):
-        metadata = mapping(template.template, "metadata")
-        yield from template.findings(job, _metadata(metadata, (*template.at, "template", "metadata")))
+    for template in pod_templates(job):
+        if template.kind != "Pod":  # whose labels are those of the object
+            metadata = mapping(template.template, "metadata")
+            yield from template.findings(job, _metadata(metadata, (*template.pod_at[:-1], "metadata")))
         yield from template.findings(job, _labels(template.pod, "nodeSelector", "node label", template.pod_at))
 
 
@@ -70,7 +71,7 @@ def _metadata(metadata: dict[str, Any], at: Location) -> Iterator[Problem]:
         yield (*at, "annotations"), f"annotations of {size} bytes", f"use at most {_ANNOTATIONS}"
 
 
-@job_rule(f"{_CORE} (validateContainers, validateInitContainers)")
+@job_rule(f"{_CORE} (validateContainers, validateInitContainers)", pods=True)
 def containers_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Containers have unique names and an image; init containers that end have no probes."""
     if template.pod and not template.containers:
@@ -91,7 +92,7 @@ def containers_are_valid(template: JobTemplate) -> Iterator[Problem]:
                     yield (*at, key), f"{key} in an init container", "remove it, or add restartPolicy: Always"
 
 
-@job_rule(f"{_CORE} (ValidateEnv, ValidateEnvFrom)")
+@job_rule(f"{_CORE} (ValidateEnv, ValidateEnvFrom)", pods=True)
 def container_variables_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Environment variables have a valid name, and one value or source."""
     for at, container in template.all_containers():
@@ -129,7 +130,7 @@ def _sources(variable: dict[str, Any], name: str, at: Location) -> Iterator[Prob
         yield at, what, f"use {', '.join(_FIELDS)}, or metadata.annotations['<key>']"
 
 
-@job_rule(f"{_CORE} (validateContainerPorts, checkHostPortConflicts)")
+@job_rule(f"{_CORE} (validateContainerPorts, checkHostPortConflicts)", pods=True)
 def ports_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Ports exist, have valid names, and are used by one container of the host's network."""
     hosts: set[tuple[object, ...]] = set()
@@ -138,7 +139,7 @@ def ports_are_valid(template: JobTemplate) -> Iterator[Problem]:
         for here, port in entries(container, at, "ports"):
             yield from _port(port, here, seen)
             if port.get("hostPort") and "containers" in at:
-                host = (port["hostPort"], port.get("protocol"), port.get("hostIP", ""))
+                host = (port["hostPort"], port.get("protocol", "TCP"), port.get("hostIP", ""))
                 if host in hosts:
                     yield (*here, "hostPort"), f"hostPort {port['hostPort']} is used twice", "use another port"
                 hosts.add(host)
@@ -153,7 +154,7 @@ def _port(port: dict[str, Any], at: Location, seen: set[str]) -> Iterator[Proble
         yield from out_of_range(port, "hostPort", at, 1, 65535)
     if "containerPort" not in port:
         yield at, "a port without containerPort", "add containerPort"
-    if port.get("protocol") not in ("TCP", "UDP", "SCTP"):
+    if port.get("protocol", "TCP") not in ("TCP", "UDP", "SCTP"):
         yield (*at, "protocol"), f"protocol is {port.get('protocol')}", "write TCP, UDP or SCTP"
     name = str(port.get("name") or "")
     if name and (wrong := names.port_name(name)):
@@ -172,14 +173,14 @@ def _host_network_ports(template: JobTemplate) -> Iterator[Problem]:
             if port.get("hostPort") and port["hostPort"] != port.get("containerPort"):
                 what = f"hostPort is {host} on the host's network"
                 yield (*here, "hostPort"), what, "make it the same as containerPort", severity
-            key = (host, port.get("protocol"), port.get("hostIP", ""))
+            key = (host, port.get("protocol", "TCP"), port.get("hostIP", ""))
             if key in seen:
                 what = f"port {host} of the host's network is used twice"
                 yield here, what, "remove one, or use another port", severity
             seen.add(key)
 
 
-@job_rule(f"{_CORE} (ValidateVolumes, ValidateVolumeMounts, ValidateVolumeDevices)")
+@job_rule(f"{_CORE} (ValidateVolumes, ValidateVolumeMounts, ValidateVolumeDevices)", pods=True)
 def volumes_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Volumes have unique names and one source, and every mount names one of them."""
     seen = set(template.claims)
@@ -202,16 +203,19 @@ def volumes_are_valid(template: JobTemplate) -> Iterator[Problem]:
         if size is not None and ((number := names.quantity(size)) is None or number < 0):
             yield (*at, "emptyDir", "sizeLimit"), f"sizeLimit is {size}", "write a size such as 16Gi"
     for at, container in template.all_containers():
-        yield from _mounts(container, at, seen)
+        # Controllers of custom resources add volumes, such as KubeRay's ray-token.
+        yield from _mounts(container, at, seen, may_be_added=not template.is_job and template.kind != "Pod")
 
 
-def _mounts(container: dict[str, Any], at: Location, volumes: set[str]) -> Iterator[Problem]:
+def _mounts(container: dict[str, Any], at: Location, volumes: set[str], *, may_be_added: bool) -> Iterator[Problem]:
+    """Yield problems of mounts, of which volumes that are not there may be added."""
     paths: set[str] = set()
     for here, entry in entries(container, at, "volumeMounts"):
         path = str(entry.get("mountPath", ""))
         if entry.get("name") not in volumes:
             known = f"it has {', '.join(sorted(volumes))}" if volumes else "it has none"
-            yield here, f"no volume '{entry.get('name')}'; {known}", "add the volume, or correct the name"
+            problem = here, f"no volume '{entry.get('name')}'; {known}", "add the volume, or correct the name"
+            yield (*problem, Severity.NOTE, "its controller has to add it") if may_be_added else problem
         if not path or path in paths:
             what = f"two volumes are mounted at {path}" if path else "a volumeMount without mountPath"
             yield here, what, "give it another path"
@@ -233,7 +237,8 @@ def _mounts(container: dict[str, Any], at: Location, volumes: set[str]) -> Itera
 
 @job_rule(
     f"{_CORE} (ValidateContainerResourceRequirements); "
-    "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers#extended-resources"
+    "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers#extended-resources",
+    pods=True,
 )
 def resources_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Requests are at most the limits; accelerators and huge pages are requested and limited equally."""
@@ -285,7 +290,7 @@ def _quantity(name: str, value: object, at: Location) -> Iterator[Problem]:
         yield at, f"{name} is {value}", "write a whole number"
 
 
-@job_rule(f"{_CORE} (ValidateTolerations, validateAffinity, validateTopologySpreadConstraints)")
+@job_rule(f"{_CORE} (ValidateTolerations, validateAffinity, validateTopologySpreadConstraints)", pods=True)
 def scheduling_is_valid(template: JobTemplate) -> Iterator[Problem]:
     """Tolerations, affinities, spread constraints and gates have valid operators and values."""
     for check in (_tolerations, _node_affinity, _pod_affinity, _spread, _gates):
@@ -386,7 +391,7 @@ def _gates(pod: dict[str, Any], at: Location) -> Iterator[Problem]:
         gates.add(name)
 
 
-@job_rule(f"{_CORE} (ValidatePodSpec)")
+@job_rule(f"{_CORE} (ValidatePodSpec)", pods=True)
 def pod_settings_are_valid(template: JobTemplate) -> Iterator[Problem]:
     """Host names, accounts, DNS and deadlines of a pod are valid."""
     pod, at = template.pod, template.pod_at

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainyard.common.errors import UserError
+from trainyard.common.errors import UserError, one_line
 from trainyard.spec import yaml_source
-from trainyard.spec.yaml_source import Location, relative
-from trainyard_jobs.schema import google
+from trainyard.spec.yaml_source import Location, Repeated, relative
+from trainyard_jobs.schema import google, kinds
 
 Kind = Literal["custom-job", "hyperparameter-tuning-job", "ai-platform", "gke"]
 
@@ -19,14 +20,11 @@ _CUSTOM_JOB = ("workerPoolSpecs", "jobSpec")
 _TUNING = ("studySpec", "trialJobSpec")
 _AI_PLATFORM = ("trainingInput", "scaleTier", "masterConfig", "masterType", "workerConfig", "workerType", "packageUris")
 
-#: Kubernetes objects that are jobs, and the API group of each.
-GKE_JOBS = {"Job": "batch", "JobSet": "jobset.x-k8s.io", "TrainJob": "trainer.kubeflow.org"}
-
 _DESCRIPTIONS = {
     "custom-job": "a CustomJob or CustomJobSpec (workerPoolSpecs)",
     "hyperparameter-tuning-job": "a HyperparameterTuningJob (studySpec, trialJobSpec)",
     "ai-platform": "an AI Platform job (trainingInput, scaleTier)",
-    "gke": "Kubernetes manifests with a Job, JobSet or TrainJob (apiVersion, kind)",
+    "gke": f"Kubernetes manifests (apiVersion, kind) with one of {', '.join(kinds.KINDS)}",
 }
 
 
@@ -37,39 +35,27 @@ _WORDS = re.compile(
 )
 
 
-#: Fields of a SkyPilot task: get_task_schema of
-#: https://github.com/skypilot-org/skypilot/blob/7e595970a806dcc9eefadf459f399edf1733e962/sky/utils/schemas.py.
+#: Fields of a SkyPilot task, get_task_schema of sky/utils/schemas.py in SkyPilot 0.14.1; ``experimental`` is a field up
+#: to 0.9. And those of the first document of a group of tasks: _JOB_GROUP_HEADER_FIELDS of sky/utils/dag_utils.py.
 _SKY_PILOT = {
-    "name",
-    "workdir",
-    "event_callback",
-    "num_nodes",
-    "resources",
-    "file_mounts",
-    "service",
-    "pool",
-    "setup",
-    "run",
-    "envs",
-    "secrets",
-    "managed_secrets",
-    "inputs",
-    "outputs",
-    "config",
-    "volumes",
-    "volume_mounts",
-    "api_server_access",
-}
+    "name", "workdir", "event_callback", "num_nodes", "resources", "file_mounts", "file_mounts_mapping", "service",
+    "pool", "setup", "run", "envs", "secrets", "managed_secrets", "inputs", "outputs", "config", "volumes",
+    "volume_mounts", "api_server_access", "_metadata", "experimental",
+}  # fmt: skip
+_SKY_PILOT_GROUP = {"name", "execution", "primary_tasks", "termination_delay", "inter_connection"}
+
+#: Fields of which a task has at least one; all are optional.
+_OF_A_TASK = {"run", "setup", "resources", "num_nodes", "file_mounts", "service", "pool"}
 
 
-def is_kubernetes_job(document: dict[str, Any]) -> bool:
-    """Whether an object is a job that is checked here; a Job of another group, such as Volcano's, is none.
+def described(document: dict[str, Any]) -> str:
+    """Return kind and version of a Kubernetes object, for messages."""
+    return one_line(f"{str(document.get('kind'))[:60]} of {str(document.get('apiVersion'))[:60]}")
 
-    Without a group it is: no cluster has such a kind, and the checks say so.
-    """
-    group = GKE_JOBS.get(str(document.get("kind")))
-    version = str(document.get("apiVersion", ""))
-    return group is not None and ("/" not in version or version.partition("/")[0] == group)
+
+def _is_sky_pilot(data: list[dict[str, Any]]) -> bool:
+    tasks = data[1:] if len(data) > 1 and _SKY_PILOT_GROUP.issuperset(data[0]) else data
+    return all(_SKY_PILOT.issuperset(one) and _OF_A_TASK & set(one) for one in tasks)
 
 
 class NotAJobError(UserError):
@@ -110,12 +96,14 @@ class JobFile:
         documents: plain data. Google's keys are in camelCase, whichever way the file spells them, and values as gcloud
             reads them: see :func:`trainyard_jobs.schema.google.as_gcloud_reads`.
         nodes: the documents as parsed, with line numbers and the file's spelling.
+        repeated: see :class:`trainyard.spec.yaml_source.Repeated`.
     """
 
     path: Path
     kind: Kind
     documents: list[dict[str, Any]]
     nodes: list[Any]
+    repeated: tuple[tuple[str, int, int], ...] = ()
 
     def line(self, location: Location, document: int = 0) -> int | None:
         """1-based line of the value at ``location`` (camelCase) of a document; of its parent if it is missing."""
@@ -154,9 +142,9 @@ class JobFile:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first job of Kubernetes."""
+        """The CustomJobSpec (of a trial, for a tuning job), the TrainingInput, or the first of :data:`kinds.KINDS`."""
         if self.kind == "gke":
-            return next(one for one in self.documents if is_kubernetes_job(one))
+            return next(one for one in self.documents if kinds.kind_of(one))
         found: Any = self.documents[0]
         for step in self.root:
             found = found.get(str(step))
@@ -166,7 +154,7 @@ class JobFile:
 def _recognize(data: list[dict[str, Any]]) -> Kind | None:
     """The kind of job that the documents describe, by their keys; None if they describe none."""
     if any("apiVersion" in one and "kind" in one for one in data):
-        return "gke" if any(is_kubernetes_job(one) for one in data) else None
+        return "gke" if any(map(kinds.kind_of, data)) else None
     keys = {camel(key) for key in data[0]}
     if keys & set(_TUNING):
         return "hyperparameter-tuning-job"
@@ -214,19 +202,36 @@ def load(path: Path) -> JobFile:
         NotAJobError: it is not a job, or one that is not checked here.
         UserError: it cannot be read; the message gives file and line.
     """
-    if path.suffix in (".sh", ".sbatch", ".slurm"):
-        if path.suffix != ".sh" or "#SBATCH" in yaml_source.text(path):
-            raise OtherFormatError(f"{relative(path)}: a Slurm script; 'sbatch --test-only {path.name}' checks it")
-        raise UserError(f"{relative(path)}: a shell script: job files are YAML or JSON")
-    return _job_file(path, yaml_source.read_all(path))
+    return parse(yaml_source.text(path), path)
 
 
 def parse(text: str, path: Path) -> JobFile:
     """A job from its text; messages name ``path``. See :func:`load`."""
-    return _job_file(path, yaml_source.parse(text, path))
+    if text.startswith("#!") and path.suffix not in (".yaml", ".yml", ".json"):  # where the lines are comments
+        if re.search(r"^#SBATCH\s", text, re.MULTILINE):
+            raise OtherFormatError(f"{relative(path)}: a Slurm script; 'sbatch --test-only {path.name}' checks it")
+        if "gcloud compute tpus" in text:
+            raise OtherFormatError(
+                f"{relative(path)}: a script for Cloud TPU VMs; 'bash -n {path.name}' checks its syntax"
+            )
+        raise UserError(f"{relative(path)}: a shell script: job files are YAML or JSON")
+    repeated = Repeated()
+    nodes = yaml_source.parse(text, path, repeated)
+    if repeated and any(isinstance(node, dict) and "apiVersion" in node for node in nodes):
+        repeated = Repeated()
+        repeated.last = True
+        nodes = yaml_source.parse(text, path, repeated)
+    return dataclasses.replace(_job_file(path, nodes), repeated=tuple(sorted(repeated, key=lambda one: one[1:])))
 
 
 def _job_file(path: Path, nodes: list[Any]) -> JobFile:
+    # As `kubectl get --output yaml` writes several objects.
+    nodes = [
+        one
+        for node in nodes
+        for one in (node["items"] if isinstance(node, dict) and isinstance(node.get("items"), list)
+                    and (node.get("apiVersion"), node.get("kind")) == ("v1", "List") else [node])
+    ]  # fmt: skip
     if not nodes:
         raise NotAJobError(f"{relative(path)}: empty; expected one of: {'; '.join(_DESCRIPTIONS.values())}")
     for node in nodes:
@@ -235,9 +240,13 @@ def _job_file(path: Path, nodes: list[Any]) -> JobFile:
     data = [yaml_source.plain(node) for node in nodes]
     kind = _recognize(data)
     if kind is None:
-        if any("run" in one and _SKY_PILOT.issuperset(one) for one in data):
+        if _is_sky_pilot(data):
             raise OtherFormatError(f"{relative(path)}: a SkyPilot task; 'sky launch --dryrun {path.name}' checks it")
-        keys = ", ".join(list(data[0])[:5])
+        if named := [described(one) for one in data if "apiVersion" in one and "kind" in one]:
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+            checked = f"checked are {', '.join(kinds.KINDS)}"
+            raise NotAJobError(f"{relative(path)}:1: {', '.join(named[:3])}{more}: not checked; {checked}")
+        keys = one_line(", ".join(list(data[0])[:5]))
         raise NotAJobError(
             f"{relative(path)}:1: not a job: its keys are {keys}; expected one of: {'; '.join(_DESCRIPTIONS.values())}"
         )

@@ -1,11 +1,12 @@
 """Strict, offline validation of Kubernetes objects.
 
-Core kinds by the schemas of kubernetes-validate, JobSets by jobset.yaml, TrainJobs by trainjob.yaml.
+Core kinds and pods by the schemas of kubernetes-validate, JobSets by jobset.yaml, TrainJobs by trainjob.yaml.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from trainyard.common import third_party
 from trainyard.common.errors import nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import Location
-from trainyard_jobs.schema import library
+from trainyard_jobs.schema import kinds, library
 from trainyard_jobs.schema.errors import EMPTY, SchemaError
 from trainyard_jobs.schema.kubernetes_defaults import entries, sequence
 
@@ -35,6 +36,8 @@ def _validator(kind: str, api: str) -> Any:
     from referencing import Registry, Resource
 
     jsonschema = library.jsonschema()
+    if not re.fullmatch(r"[A-Za-z0-9]{1,100}", kind):  # a user's text, which becomes a name in the archive
+        return None
     group, _, version = api.rpartition("/")
     prefix = f"{group.partition('.')[0]}-" if group else ""
     name = f"{kind.lower()}-{prefix}{version}"
@@ -91,7 +94,7 @@ def is_custom(document: dict[str, Any]) -> bool:
 def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
     """Everything in an object that does not match the schema of its kind, unknown fields included.
 
-    Objects of custom resource definitions, other than JobSets and TrainJobs, are not validated.
+    Of other custom resource definitions than JobSets and TrainJobs, only the pod templates of known kinds are.
     """
     document = without_null(document)
     kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
@@ -108,7 +111,8 @@ def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
     elif (kind, api) == ("TrainJob", TRAIN_JOB_VERSION):
         yield from _errors(_train_job(), document, ())
     elif is_custom(document):
-        return
+        for at, template in kinds.pod_templates(document):
+            yield from _part(template, "Pod", "v1", ("metadata", "spec"), at)
     elif (validator := _validator(kind, api)) is None:
         yield SchemaError(
             ("apiVersion",), f"Kubernetes {third_party.sources()[_SCHEMAS]['version']} has no {kind} of {api}"

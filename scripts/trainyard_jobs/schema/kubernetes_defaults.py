@@ -94,7 +94,4 @@ def job_spec(spec: dict[str, Any]) -> dict[str, Any]:
     pod = mapping(found, "template", "spec")
     if not pod.get("restartPolicy"):
         pod["restartPolicy"] = "Always"
-    for container in (*sequence(pod, "containers"), *sequence(pod, "initContainers")):
-        for port in map(mapping, sequence(container, "ports")):
-            port.setdefault("protocol", "TCP")
     return found

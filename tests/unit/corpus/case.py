@@ -12,6 +12,7 @@ import yaml
 from cloudbuild_local import config
 from trainyard.common.errors import UserError
 from trainyard_jobs import platforms
+from trainyard_jobs.check import placeholders
 from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
@@ -48,7 +49,9 @@ class Case:
                 content = config.read(self.text, "cloudbuild.yaml")
                 values = {"PROJECT_ID": "project"}
                 return config.judge(content, given=self.substitutions, built_in=values, trigger=self.trigger).errors
-            evidence = Evidence(job_file.parse(self.text, Path("job.yaml")))
+            job = job_file.parse(self.text, Path("job.yaml"))
+            placeholders.refuse(placeholders.in_job(job), "job.yaml")
+            evidence = Evidence(job)
             return [f"{one.rule}: {one}" for one in core.check(evidence, platforms.RULES) if one.fails]
         except UserError as error:
             return [str(error)]

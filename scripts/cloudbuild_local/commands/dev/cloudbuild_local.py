@@ -72,15 +72,17 @@ def command(
     from cloudbuild_local import config as cloud_config
     from cloudbuild_local.substitutions import pairs
     from trainyard.common import console, errors
+    from trainyard.spec import yaml_source
 
     given = pairs(substitutions, "--substitutions")
     if checked:
         found = cloud_config.check(checked, substitutions=given, project=project, trigger=trigger)
-        for line in found.lines(checked.name):
+        where = yaml_source.relative(checked)
+        for line in found.lines(where):
             console.say(line)
-        console.result(found.facts(checked.name), as_json=as_json)
+        console.result(found.facts(where), as_json=as_json)
         if found.errors:
-            raise errors.StepFailed(f"{checked.name}: not a valid build")
+            raise errors.StepFailed(f"{where}: not a valid build")
         return
 
     from cloudbuild_local import local

@@ -34,7 +34,7 @@ def _show(result: Checked, *, alone: bool) -> None:
 
     for finding in result.findings:
         console.show(finding)
-    if result.unchecked:
+    if result.unchecked and not result.template:
         console.say(f"not checked: {result.unchecked}")
     elif result.error and not alone:
         console.fail(result.error)
@@ -96,12 +96,13 @@ def command(
 ) -> None:
     """Check the jobs in each FILE, YAML or JSON; of a folder, all files below it that are jobs.
 
-    A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a Job, JobSet or
-    TrainJob. Each finding says where, what, why, and how to correct it. 'trainyard dev rules' lists the rules. Images
-    are looked up on this host and at their registry, without pulling them. For a Slurm script or a SkyPilot task, the
-    command that checks it is printed.
+    A job is a CustomJob or a tuning job of Vertex AI, an AI Platform job, or Kubernetes manifests with a job or pods.
+    Each finding says where, what, why, and how to correct it. 'trainyard dev rules' lists the rules. Images are looked
+    up on this host and at their registry, without pulling them. For a Slurm script, a SkyPilot task or a script for TPU
+    VMs, the command that checks it is printed. A template is not checked: what it leaves to fill in is named.
 
-    The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read.
+    The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read, or is a
+    template.
     """
     import json
 
@@ -125,9 +126,11 @@ def command(
     results, skipped = check_files(paths, region=region, offline=offline, unsigned=unsigned)
     for one in results:
         _show(one, alone=len(results) == 1)
-    if skipped:
-        names = ", ".join(relative(path) for path in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-        console.say(f"not jobs, and not checked: {len(skipped)} ({names})")
+    templates = [one.path for one in results if one.template]
+    for what, some in (("templates, not checked", templates), ("not jobs, and not checked", skipped)):
+        if some:
+            names = ", ".join(relative(path) for path in some[:5]) + (", ..." if len(some) > 5 else "")
+            console.say(f"{what}: {len(some)} ({names})")
     failed = [found for one in results for found in one.findings if strict or found.fails]
     unreadable = {relative(one.path): one.error for one in results if one.error}
     if sarif:

@@ -21,8 +21,8 @@ from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal import tpu
 from trainyard_jobs.rehearsal.model import Rehearsal, Replica, count, words
 from trainyard_jobs.rehearsal.restart_policy import Kubernetes, PodFailurePolicy
-from trainyard_jobs.schema import kubernetes, kubernetes_defaults
-from trainyard_jobs.schema.job_file import JobFile, is_kubernetes_job
+from trainyard_jobs.schema import job_file, kinds, kubernetes, kubernetes_defaults
+from trainyard_jobs.schema.job_file import JobFile
 from trainyard_jobs.schema.kubernetes import without_null
 
 _JOBSET = "jobset.sigs.k8s.io"
@@ -76,7 +76,12 @@ def rehearsal(job: JobFile) -> Rehearsal:
     Raises:
         UserError: part of the job cannot be rehearsed; the message gives the line.
     """
-    numbers = [number for number, one in enumerate(job.documents) if is_kubernetes_job(one)]
+    numbers = [
+        number for number, one in enumerate(job.documents) if kinds.kind_of(one) and one["kind"] in kinds.REHEARSED
+    ]
+    if not numbers:
+        what = f"{job_file.described(job.spec)} cannot be rehearsed, only a {', '.join(kinds.REHEARSED)}"
+        raise job.error((), what, job.documents.index(job.spec))
     if len(numbers) > 1:
         raise job.error((), "a second job: only one Job, JobSet or TrainJob can be rehearsed", numbers[1])
     given: dict[str, Any] = without_null(job.documents[numbers[0]])

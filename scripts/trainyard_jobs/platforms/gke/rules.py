@@ -18,7 +18,7 @@ from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.kubernetes.gke_objects import ACCELERATOR, GPU, GPU_RESOURCE, INSTANCE_TYPE, TOPOLOGY, TPU_RESOURCE
 from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import Evidence, unknown
-from trainyard_jobs.rules.job_templates import JobTemplate, job_templates
+from trainyard_jobs.rules.job_templates import JobTemplate, job_templates, pod_templates
 from trainyard_jobs.rules.problems import Problem, rule_for_each
 from trainyard_jobs.schema.kubernetes_defaults import MAX_INT32, mapping, sequence
 
@@ -40,7 +40,7 @@ _IF_NEW = "use one of them; if it is new, add it to scripts/trainyard_jobs/model
 
 
 def _templates(job: Evidence) -> Iterator[tuple[int, JobTemplate]]:
-    return ((template.document, template) for template in job_templates(job))
+    return ((template.document, template) for template in pod_templates(job))
 
 
 def _sides(topology: object) -> list[int]:
@@ -175,8 +175,8 @@ def _at_once(template: JobTemplate) -> int:
 
 
 def _with_others(job: Evidence) -> Iterator[tuple[int, tuple[JobTemplate, list[JobTemplate]]]]:
-    """Yield every Job with all Jobs of its document."""
-    templates = list(job_templates(job))
+    """Yield every Job, and template of pods of no Job, with all of its document."""
+    templates = list(pod_templates(job))
     for template in templates:
         yield template.document, (template, [each for each in templates if each.document == template.document])
 
@@ -223,7 +223,10 @@ def _slice_problems(template: JobTemplate, chips: int, templates: list[JobTempla
             yield (*template.at, "parallelism"), what, fix, Severity.NOTE, why
         return
     fitting = _slices(template)
-    if not fitting or any(fit.chips_per_host == chips and fit.hosts in (1, pods) for fit in fitting):
+    # Of pods of no Job, it is not known how many there are.
+    if not fitting or any(
+        fit.chips_per_host == chips and (fit.hosts in (1, pods) or not template.is_job) for fit in fitting
+    ):
         return  # unknown; reported by tpu_nodes_exist; or as it should be, a slice of one machine for each pod included
     together = sum(other.replicas * _at_once(other) for other in templates if other.selector == selector)
     shared = any(fit.chips_per_host == chips and together % fit.hosts == 0 for fit in fitting)
@@ -232,10 +235,8 @@ def _slice_problems(template: JobTemplate, chips: int, templates: list[JobTempla
     at = (*template.pod_at, "containers", 0, "resources", "limits", TPU_RESOURCE)
     if any(fit.chips_per_host == chips for fit in fitting):
         at = (*template.at, "completions" if "completions" in template.spec else "parallelism")
-    what = (
-        f"{template.pods} completions, {template.count('parallelism')} at a time, of {chips} chips for a topology of "
-        f"{selector[TOPOLOGY]}"
-    )
+    pods_of = f"{template.pods} completions, {template.count('parallelism')} at a time," if template.is_job else "a pod"
+    what = f"{pods_of} of {chips} chips for a topology of {selector[TOPOLOGY]}"
     yield at, what, f"make it {ways}", Severity.NOTE if shared or partly else Severity.CANNOT_START
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
+from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import Evidence, unknown
 from trainyard_jobs.rules.worker_pools import WORKER_SPECS, parse_count, pools, refused, vertex_rule
 from trainyard_jobs.schema.kubernetes_defaults import mapping
@@ -55,7 +56,9 @@ def pools_are_in_order(job: Evidence) -> Iterator[Finding]:
         count, at = parse_count(pool.spec.get("replicaCount", 0)), pool.at("replicaCount")
         if pool.number == 0 and count > 1:
             what = f"{count} replicas in the first pool; it has exactly 1"
-            yield refused(at, what, f"keep 1 here, and add a second pool with {count - 1}")
+            # One replica is a TPU slice of any number of machines.
+            tpu = machines.generation_of_machine(pool.machine_type)
+            yield refused(at, what, "keep 1 here" if tpu else f"keep 1 here, and add a second pool with {count - 1}")
         elif count == 0:
             yield Finding(
                 at,
