@@ -150,13 +150,14 @@ def pairs(
     Args:
         key, value: patterns of the two; ``form``: both in words.
     Raises:
-        UserError: one of them is invalid; its value is not shown.
+        UserError: one of them is invalid.
     """
     found = {}
     for word in given:
         name, equals, rest = word.partition("=")
         if not equals or not re.fullmatch(key, name) or not re.fullmatch(value, rest):
-            raise UserError(f"'{option}': {name!r} is not {form}")
+            shown = name if option == "--env" else word  # a value may be a credential
+            raise UserError(f"'{option}': {shown!r} is not {form}")
         found[name] = rest
     return tuple(found.items())
 

@@ -80,7 +80,7 @@ def try_out(platform: Platform, job: RenderedJob) -> None:
     require_program(platform.dry_run[0])
     with temporary_file(job.text, platform.file_name) as path:
         if run_visibly([*platform.dry_run, str(path)]):
-            raise StepFailed(f"'--platform {platform.name}' refuses the job; see above")
+            raise StepFailed(f"{platform.dry_run[0]} did not accept the job; see above")
 
 
 def follow_google_job(

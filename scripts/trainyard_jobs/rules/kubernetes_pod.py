@@ -110,8 +110,8 @@ def container_variables_are_valid(template: JobTemplate) -> Iterator[Problem]:
         for at, container in template.all_containers():
             count = Counter(str(entry.get("name", "")) for _, entry in entries(container, at, "env"))
             for name in (name for name, number in count.items() if number > 1):
-                what = f"{name} is there {count[name]} times; the last one applies"
-                yield (*at, "env"), what, "remove the others", Severity.NOTE
+                what = f"{name} is there {count[name]} times"
+                yield (*at, "env"), what, "remove the others", Severity.NOTE, "the last one applies"
 
 
 def _sources(variable: dict[str, Any], name: str, at: Location) -> Iterator[Problem]:
