@@ -235,7 +235,7 @@ def test_a_file_is_checked_without_an_engine_in_a_second(tmp_path: Path, monkeyp
     assert time.process_time() - start < 1
     assert (found.exit_code, json.loads(found.stdout)) == (
         0,
-        {"file": "cloudbuild.yaml", "errors": [], "unsupported": [], "withoutEffect": ["options.machineType"]},
+        {"file": str(path), "errors": [], "unsupported": [], "withoutEffect": ["options.machineType"]},
     )
 
 
@@ -253,9 +253,9 @@ def test_what_only_a_trigger_runs_names_the_option_that_takes_it(tmp_path: Path)
     path.write_text("steps: [{name: debian, args: [$_PR_NUMBER, $_X]}]\nsubstitutions: {_Y: a}\n")
     option = "for a build of a trigger, give '--trigger'"
     assert json.loads(check(path, "--json").stdout)["errors"] == [
-        f"substitution $_PR_NUMBER is not defined: a trigger for pull requests gives it; {option}",
-        f"substitution $_X is not defined (did you mean '_Y'?): define it; {option}",
-        f"substitution _Y is defined but never used: remove it; {option}",
+        f"{path}:1: substitution $_PR_NUMBER is not defined: a trigger for pull requests gives it; {option}",
+        f"{path}:1: substitution $_X is not defined: define it; {option}",
+        f"{path}:2: substitution _Y is defined but never used: remove it; {option}",
     ]
     assert check(path, "--trigger").exit_code == 0
 
@@ -276,9 +276,9 @@ def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
     assert isinstance(found.exception, StepFailed)
     assert "not a valid build" in str(found.exception)
     assert json.loads(found.stdout)["errors"] == [
-        "steps[0].argz: unknown field 'argz' (did you mean 'args'?)",
-        "steps[0].dir: 5 is not text: put it in quotes",
-        "options: 'x' is not a mapping of fields",
+        f"{path}:1: steps[0].argz: unknown field 'argz' (did you mean 'args'?)",
+        f"{path}:1: steps[0].dir: 5 is not text: put it in quotes",
+        f"{path}:2: options: 'x' is not a mapping of fields",
     ]
 
 
