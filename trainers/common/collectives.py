@@ -64,7 +64,8 @@ def run(join: Callable[[], Group]) -> None:
             links += [[group.rank ^ k, *times]] if group.rank ^ k < group.size else []
         step, about = "done", {"rank": group.rank, "backend": group.backend, "bytes": 4 * LARGE}
         _say(result={**about, "all_reduce": seconds, "links": links})
-    except Exception as error:  # each framework has its own; the launcher says which process, and why
+    # Each framework has its own exceptions, and some exit: Python would wait for the threads' locks, and abort.
+    except BaseException as error:
         _say(error=" ".join(f"{type(error).__name__}: {error}".split())[:500])
         os._exit(1)
     threading.Event().wait()
