@@ -261,7 +261,7 @@ def test_what_only_a_trigger_runs_names_the_option_that_takes_it(tmp_path: Path)
 
 
 def test_a_local_build_may_be_that_of_a_trigger() -> None:
-    """What the trigger would give is empty; expansions apply, as they always do for triggers."""
+    """Substitutions that the trigger would give are empty; expansions apply, as they always do for triggers."""
     data = cloud_config.read("steps: [{name: debian, args: ['$_X', '${_Y^^}']}]\nsubstitutions: {_Y: a, _Z: b}", "x")
     build = cloud_config.load(data, where="x", built_in={}, trigger=True)
     assert build.steps[0].args == ("", "A")

@@ -109,7 +109,7 @@ class Result:
         if len(self.culprits) > 1:
             rows.append(stages.row("", "each of these lines is needed: without one of them it is good"))
         if any(len(group) > 1 for group in self.culprits):
-            why = "go only together" if self.apart else "could not be told apart: tries in between could not be judged"
+            why = "cannot be installed without each other" if self.apart else "were not separated: no result in between"
             rows.append(stages.row("", f"the packages of a line {why}"))
         if self.along:
             rows.append(stages.row("with", f"{', '.join(self.along)}, as the requirements of the culprit demand"))

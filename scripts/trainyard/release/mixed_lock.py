@@ -104,7 +104,7 @@ def _index(spec: RepositorySpec, *sides: Side) -> str:
 
 
 class _Asked:
-    """What a repository asks for, which is the same for all mixtures."""
+    """Hold the requirements and indexes of a repository, which all mixtures share."""
 
     def __init__(self, spec: RepositorySpec) -> None:
         self._spec = spec
@@ -177,7 +177,7 @@ class Mixture:
 
     @cached_property
     def _resolvable(self) -> bool:
-        """Whether both sides resolve: they do not if the requirements of now contradict them."""
+        """Return whether both sides resolve; they do not if the repository's requirements contradict them."""
         everything = frozenset(self.changes)
         for side, changes in ((self.good, frozenset[str]()), (self.bad, everything)):
             if self._complete(changes, changes) != changes:
@@ -241,14 +241,14 @@ class Mixture:
 
     @cached_property
     def _excluded(self) -> list[str]:
-        """What is not resolved: packages that are built from sources, and other names of TensorFlow."""
+        """Return the packages that uv leaves out: those built from sources, and TensorFlow under other names."""
         every = {name: pin.version for side in self._sides for name, (_, pin) in side.pins[self.index].items()}
         built = versions("".join(self._built.values())).keys() - every.keys()
         return sorted(built | (contradictions.variants(every).keys() - every.keys()))
 
     @cached_property
     def _built(self) -> dict[Section, str]:
-        """What of the sections of ``bad`` is built from sources, and in every mixture."""
+        """Return the entries of ``bad`` that are built from sources; every mixture has them."""
         found: dict[Section, str] = {}
         for section, text in (self.bad.lock.sections if self.bad.lock else {}).items():
             if section.arch == self.spec.arch and section.kind not in _MIXED:
