@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -226,13 +225,11 @@ def check(path: Path, *words: str) -> Any:
     return CliRunner().invoke(cli.trainyard, ["cloudbuild-local", f"--check={path}", *words])
 
 
-def test_a_file_is_checked_without_an_engine_in_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_checked_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
     path = tmp_path / "cloudbuild.yaml"
     path.write_text("steps: [{name: debian, args: [$_X]}]\noptions: {machineType: E2_MEDIUM}\nsecrets: []\n")
-    start = time.process_time()
     found = check(path, "--json", "--substitutions=_X=1")
-    assert time.process_time() - start < 1
     assert (found.exit_code, json.loads(found.stdout)) == (
         0,
         {"file": str(path), "errors": [], "unsupported": [], "withoutEffect": ["options.machineType"]},
