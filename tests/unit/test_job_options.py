@@ -359,6 +359,7 @@ def test_a_platform_checks_a_job_without_running_it(
     assert f"'--platform {platform}' accepts the job; nothing was started" in err
     (call,) = said()
     assert call.startswith(words)
+    assert json.loads(trainyard(*arguments, "--json")[1]) == {"platform": platform, "accepted": True}
     programs(tmp_path, **{program: "exit 1"})
     status, _, err = trainyard(*arguments)
     assert (status, "did not accept the job; see above" in err) == (1, True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
+import pstats
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -246,19 +247,18 @@ def test_a_refusal_ends_lock_and_build_before_anything_is_resolved(
     assert last == f"lock: {line}"
 
 
-def test_10_000_files_are_checked_in_a_second(repository: Repository, tmp_path: Path) -> None:
-    """0.6 s of CPU time on 2 cores; five times that is a mistake."""
+def test_the_check_looks_at_each_file_once(repository: Repository, tmp_path: Path) -> None:
+    """Count calls of functions, about 200 a file: seconds depend on what else the machine does."""
     text = "import os\nimport numpy\n\n\ndef double(x):\n    return x + x\n" * 8
-    for number in range(10_000):
+    for number in range(2_000):
         path = tmp_path / "pkg" / f"part{number // 100}" / f"m{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     spec = repository("python train.py", {"train.py": "import torch\nfrom pkg.part1 import m100\n"})
-    before = time.process_time()
-    found = check.check(spec)
-    seconds = time.process_time() - before
-    assert (len(found.files), found.refused, found.notes) == (10_001, [], [])
-    assert seconds < 3
+    with cProfile.Profile() as profile:
+        found = check.check(spec)
+    assert (len(found.files), found.refused, found.notes) == (2_001, [], [])
+    assert pstats.Stats(profile).total_calls / 2_000 < 300
 
 
 def test_pre_commit_runs_the_check() -> None:

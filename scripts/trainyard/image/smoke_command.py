@@ -128,6 +128,18 @@ for name in sorted(os.listdir(folder)):
 """
 
 
+class Failed(StepFailed):
+    """Tell that a command failed.
+
+    Attributes:
+        status: its exit status.
+    """
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class Subject:
     """Name what is tested.
@@ -138,6 +150,7 @@ class Subject:
         start: words of the container before the arguments; empty: the image's default command.
         smoke: how it is run; None: it is only started.
         workspace: the repository that it is from; None if there is none.
+        log: whether the last lines of a run that failed are shown.
     """
 
     image: str
@@ -145,6 +158,7 @@ class Subject:
     start: tuple[str, ...] = ()
     smoke: SmokeRun | None = None
     workspace: Workspace | None = None
+    log: bool = True
 
     @property
     def level(self) -> Level:
@@ -206,12 +220,19 @@ class Stopped:
 
 
 class Tester:
-    """Run the command of one subject."""
+    """Run the command of one subject.
+
+    Attributes:
+        printed: what the last run printed, a line each.
+        seconds: that it took.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.notes: list[str] = []
         self.writes_output = False
+        self.printed: list[str] = []
+        self.seconds = 0.0
         config = docker_engine.client().images.get(subject.image).attrs["Config"]
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
@@ -250,10 +271,10 @@ class Tester:
         return Run(status, containers.lines_of(container), hosts, smoke_containers.out_of_memory(container))
 
     def fail(self, run: Run, reason: str) -> None:
-        """End the test with :class:`StepFailed`."""
-        for line in smoke_containers.last_lines(run.lines):
+        """End the test with :class:`Failed`."""
+        for line in smoke_containers.last_lines(run.lines) if self.subject.log else ():
             logger.info(f"  | {line}")
-        raise StepFailed(reason)
+        raise Failed(reason, run.status)
 
     def note(self, run: Run, container: Container) -> None:
         """Note what a run that passed did that it could not do everywhere."""
@@ -307,14 +328,15 @@ class Tester:
                 self.fail(run, f"{where}: still running after {limit} s{asked or ': give args that take less time'}")
             if not alive and status:
                 self.fail(run, self.explain.of(run))
-            if smoke.expect and not any(re.search(smoke.expect, line) for line in own_lines(run.lines)):
-                printed = next((line for line in reversed(own_lines(run.lines)) if line.strip()), "nothing")
+            self.printed, self.seconds = own_lines(run.lines), seconds
+            if smoke.expect and not any(re.search(smoke.expect, line) for line in self.printed):
+                printed = next((line for line in reversed(self.printed) if line.strip()), "nothing")
                 where = self.explain.key("smoke", "expect")
                 self.fail(run, f"{where}: no line of the output matches {smoke.expect!r}; the last is: {printed[:200]}")
             self.note(run, container)
             self.writes_output = bool(self._files(sandbox, OUTPUT))
-        launched = len(run.lines) - len(own_lines(run.lines))
-        return Progress(launched + len(own_lines(run.lines)) // 2, seconds)
+        launched = len(run.lines) - len(self.printed)
+        return Progress(launched + len(self.printed) // 2, seconds)
 
     def check_resume(self, smoke: SmokeRun, half: Progress) -> dict[str, Any]:
         """Stop the command at ``half``, start it again, and return ``seconds_to_stop`` and ``continued_from``, a file.

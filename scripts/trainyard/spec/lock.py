@@ -273,16 +273,17 @@ def read(path: Path, command: str, *, of_repository: bool = False) -> Lock | Unr
     if not os.path.lexists(path):
         return Unreadable(f"{relative(path)} is missing: run '{command}'", missing=True)
     try:
-        return _parsed(yaml_source.text(path), command, of_repository)
+        return loads(yaml_source.text(path), command, of_repository=of_repository)
     except ValueError as error:
         return Unreadable(f"{relative(path)}{error}")
 
 
-def _parsed(text: str, command: str, of_repository: bool) -> Lock:
-    """Return the lock in a text.
+def loads(text: str, command: str, *, of_repository: bool = False) -> Lock:
+    """Return the lock in a text; see :func:`read`.
 
     Raises:
-        ValueError: it has conflicts of a merge, or is not as ``trainyard lock`` wrote it.
+        ValueError: it has conflicts of a merge, or is not as ``trainyard lock`` wrote it; the message goes on after the
+            name of the file.
     """
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):

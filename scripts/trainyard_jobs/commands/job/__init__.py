@@ -136,6 +136,7 @@ def command(
     if dry_run:
         submission.try_out(chosen, rendered)
         console.say(f"'--platform {chosen.name}' accepts the job; nothing was started")
+        console.result({"platform": chosen.name, "accepted": True}, as_json=as_json)
         return
     if submit:
         console.result(dataclasses.asdict(chosen.submit(rendered, interval=poll)), as_json=as_json)

@@ -101,7 +101,7 @@ def devices(request: Request) -> dict[str, str]:
 
 
 def resources(request: Request) -> dict[str, Any]:
-    """What a container requests. A limit of CPU, which would slow it down, is not set."""
+    """Return the requests and limits of a container. CPU has no limit, which would throttle it."""
     requests = without_empty({"cpu": request.cpu, "memory": request.memory}) | devices(request)
     return without_empty({"requests": requests, "limits": {key: requests[key] for key in requests if key != "cpu"}})
 

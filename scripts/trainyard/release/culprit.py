@@ -1,0 +1,158 @@
+"""Find the smallest set of changes that turns good into bad, where only some sets of changes can be tried together.
+
+This is delta debugging (https://www.st.cs.uni-saarland.de/papers/tse2002/) between a set that is good and one that is
+bad: what lies between them is halved, and the last change of the set is found after log2 of their number. That change
+is then tried alone; if it is good alone, it breaks together with another one, which is searched for in the same way.
+
+It is a function of two others, which know what changes are: one completes a set to one that can be tried, as a package
+needs others in certain versions, and one tries a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+#: Names of changes.
+Changes = frozenset[str]
+
+Outcome = Literal["good", "bad", "unresolved"]
+
+#: How many sets that cannot be judged are passed over, until what is left counts as one group.
+PATIENCE = 6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Tell how a try ended.
+
+    Attributes:
+        reason: why it is bad, or cannot be judged; a line.
+        value: what was measured.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    value: float | None = None
+
+
+#: ``complete(must, may)``: the smallest set it knows that contains ``must``, is within ``may``, and can be tried; None
+#: if there is none.
+Complete = Callable[[Changes, Changes], Changes | None]
+Test = Callable[[Changes], Verdict]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Hold what was found.
+
+    Attributes:
+        culprits: groups of changes, all of which are needed. A group of several could not be taken apart.
+        along: changes without which the culprits cannot be tried.
+        apart: whether every group of several is one since no part of it can be tried; else a part could not be judged.
+    """
+
+    culprits: tuple[Changes, ...]
+    along: Changes
+    apart: bool
+
+
+def search(order: Sequence[str], complete: Complete, test: Test) -> Found:
+    """Find the changes that are needed for a bad outcome.
+
+    Args:
+        order: all changes; without any the outcome is good, with all of them it is bad.
+        test: is called for each set once.
+    """
+    return _Search(order, complete, test).run()
+
+
+class _Search:
+    def __init__(self, order: Sequence[str], complete: Complete, test: Test) -> None:
+        self._order, self._complete, self._ask = order, complete, test
+        self._known: dict[Changes, Verdict] = {
+            frozenset(): Verdict("good"),
+            frozenset(order): Verdict("bad"),
+        }
+        self._apart = True
+
+    def run(self) -> Found:
+        groups: list[Changes] = []
+        base, high = frozenset[str](), frozenset(self._order)
+        while base != high:
+            low, high = self._narrow(base, high)
+            groups.append(high - low)
+            base = self._complete(frozenset[str]().union(*groups), high) or high
+            if self._test(base).outcome == "bad":
+                break
+        return self._reduced(groups, base)
+
+    def _reduced(self, groups: list[Changes], bad: Changes) -> Found:
+        """Leave out groups without which it is bad, too: what breaks alone may be good in the company of others.
+
+        Without the last group it was good, as it was without the only one.
+        """
+        for group in groups[:-1]:
+            rest = [one for one in groups if one != group]
+            smaller = self._complete(frozenset[str]().union(*rest), bad - group)
+            if smaller is not None and self._test(smaller).outcome == "bad":
+                groups, bad = rest, smaller
+        return Found(tuple(groups), bad - frozenset[str]().union(*groups), self._apart)
+
+    def _test(self, changes: Changes) -> Verdict:
+        if changes not in self._known:
+            self._known[changes] = self._ask(changes)
+        return self._known[changes]
+
+    def _narrow(self, low: Changes, high: Changes) -> tuple[Changes, Changes]:
+        """Return a set that is not bad, and a bad one, between which no other can be tried.
+
+        Args:
+            low: is not bad, ``high``: is bad and contains it.
+        """
+        passed_over: set[Changes] = set()
+        while len(passed_over) <= PATIENCE and (middle := self._middle(low, high, passed_over)):
+            match self._test(middle).outcome:
+                case "bad":
+                    high = middle
+                case "good":
+                    low = middle
+                case _:
+                    passed_over.add(middle)
+        self._apart = self._apart and (len(high - low) == 1 or not passed_over)
+        return low, high
+
+    def _middle(self, low: Changes, high: Changes, passed_over: set[Changes]) -> Changes | None:
+        """Return a set between two others, half way if there is one."""
+        between = len(high - low)
+        best: Changes | None = None
+        for middle in self._between(low, high):
+            if not low < middle < high or middle in passed_over:
+                continue
+            distance = abs(2 * len(middle - low) - between)
+            if 2 * distance <= between:
+                return middle
+            if best is None or distance < abs(2 * len(best - low) - between):
+                best = middle
+        return best
+
+    def _between(self, low: Changes, high: Changes) -> Iterator[Changes]:
+        """Yield sets that can be tried: halves, completed; what is about a half, one by one; single changes."""
+        rest = [change for change in self._order if change in high and change not in low]
+        half = len(rest) // 2
+        for part in (rest[:half], rest[half:]):
+            yield self._complete(low | frozenset(part), high) or high
+        for changes in (rest, rest[::-1]):
+            yield self._grown(low, high, changes, len(low) + half)
+        for change in rest:
+            yield self._complete(low | {change}, high) or high
+
+    def _grown(self, low: Changes, high: Changes, changes: Sequence[str], size: int) -> Changes:
+        """Return ``low`` with changes, as many as fit into a size."""
+        grown = low
+        for change in changes:
+            if change not in grown and len(grown) < size:
+                more = self._complete(grown | {change}, high)
+                grown = more if more is not None and len(more) <= size else grown
+        return grown
