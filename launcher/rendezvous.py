@@ -96,21 +96,25 @@ class Coordinator:
     def join(self, seconds: float, told: float) -> Problems:
         """Wait for every node, for `seconds` at most; after `told` seconds the nodes learn who is missing.
 
+        Once two nodes have one number, wait for as many nodes as the job has, for `told` more seconds at most.
         Returns the problem of each node that is missing, or there twice.
         """
         began, due = time.monotonic(), told
-        while not self._twice:
+        end = began + seconds
+        while True:
             missing = [number for number in range(self._count) if number not in self.members]
-            spent = time.monotonic() - began
-            if not missing or spent > seconds:
-                return dict.fromkeys(missing, f"did not join within {seconds:g} s")
-            if spent > due:
+            here = sum(bool(one.hello) for one in (*self.members.values(), *self._unknown))
+            now = time.monotonic()
+            if not missing or now > end or (self._twice and here >= self._count):
+                return self._twice or dict.fromkeys(missing, f"did not join within {seconds:g} s")
+            if self._twice:  # the nodes that are still to come shall learn of it, too
+                end = min(end, now + told)
+            elif now - began > due:
                 due += 60.0
                 self.send(missing=missing)
             self._step()
             # One that has gone may be restarted, and join again.
             self.members = {number: one for number, one in self.members.items() if not one.lost}
-        return self._twice
 
     def send(self, **message: Any) -> None:
         """Send a message to all nodes that are there."""

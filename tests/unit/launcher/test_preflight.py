@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -16,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,15 +32,12 @@ Link = dict[str, Any]
 
 
 def free_port() -> int:
-    """Return a port that is free, as the next one is."""
+    """Return a port that is free, as the next one is, and that no connection of another test gets meanwhile."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
+        port = random.randrange(20_000, 32_000, 2)  # below net.ipv4.ip_local_port_range
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("", port))
+            second.bind(("", port + 1))
             return port
 
 
@@ -170,6 +169,26 @@ def test_every_node_names_the_node_that_is_not_fit(
         assert (status, out) == (75, "")
         assert re.match("preflight: " + says, line), line
     assert not job.report["ok"]
+
+
+def test_nodes_that_come_after_two_have_one_number_learn_of_it() -> None:
+    port = free_port()
+    coordinator = rendezvous.Coordinator(rendezvous.listen(port), 4)
+    found: list[dict[int, str]] = []
+    waits = threading.Thread(target=lambda: found.append(coordinator.join(60.0, 60.0)), daemon=True)
+    waits.start()
+    channels = []
+    for number in (1, 1, 0, 2):
+        channels.append(rendezvous.Channel(connect(port)))
+        channels[-1].send(hello={"number": number, "host": f"host{number}"})
+    waits.join(60)
+    assert found == [{1: "there twice: host1 and host1 have this number"}]
+    coordinator.send(verdict={})
+    for channel in channels:
+        while not any("verdict" in message for message in channel.receive()):
+            assert not channel.lost
+        channel.close()
+    coordinator.close()
 
 
 def test_a_missing_node_is_named_by_those_that_are_there(nodes: Callable[[int], Nodes]) -> None:
