@@ -128,7 +128,7 @@ FAULTS = (
     Fault("small /dev/shm", "/dev/shm: 16 MiB, 64 MiB needed", flags="--shm-size=16m"),
     Fault("small memory", "memory: 512 MiB, 1.0 GiB needed", flags="--memory=512m"),
     Fault("few file handles", "file handles: 256, 512 needed", flags="--ulimit nofile=256:256"),
-    Fault("7 of 8 GPUs", "another GPUs: 7, while 3 have 8", flags=GPUS % "seven", others=GPUS % "gpus"),
+    Fault("7 of 8 GPUs", "another number of GPUs: 7, while 3 have 8", flags=GPUS % "seven", others=GPUS % "gpus"),
     Fault("old driver", "driver of this machine is too old", flags=GPUS % "old", others=GPUS % "gpus"),
     Fault("another driver", "another driver: driver 590", flags=GPUS % "other", others=GPUS % "gpus"),
 )  # fmt: skip

@@ -51,7 +51,13 @@ PACKAGES = {"torch": "torch", "torch_xla": "torch", "torch_tpu": "torch", "tenso
 TRAINERS = "/opt/trainyard/trainers"
 FOLDERS = ("--checkpoint-dir", "--job-dir", "--output-dir")
 STEPS = ("import", "join", "all-reduce", "pairs", "done")
-COMPARED = {"count": "number of nodes", "framework": "framework", "image": "image", "driver": "driver", "gpus": "GPUs"}
+COMPARED = {
+    "count": "number of nodes",
+    "framework": "framework",
+    "image": "image",
+    "driver": "driver",
+    "gpus": "number of GPUs",
+}
 SHOWN = 8  # nodes of the line that says which are not fit
 
 
