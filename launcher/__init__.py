@@ -20,6 +20,8 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     torchrun   the command under torchrun, for elastic jobs
     process    exec, signals while waiting, termination log
     supervisor the processes that are started, their signals and exit statuses, duties of PID 1
+    preflight  tests of all nodes before the command
+    rendezvous connections of the nodes for these tests, and between pairs of them
     redact     removal of secrets from output
     tokens     the forms of tokens, which builds search for, too
     explain    the result as text and as JSON

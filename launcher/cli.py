@@ -46,6 +46,7 @@ options:
   --print-env [--json]  print the variables that would be exported; start nothing
   --explain             print every signal, the one that decided, and the result; start nothing
   --runtime NAME        use cpu, gpu, tpu-local or tpu-node instead of detecting the runtime
+  --preflight           test all nodes first, and start nothing if one is not fit
   --require-healthy     wait until the TPU node is HEALTHY, not only READY
   --force               replace derived variables that are already set
   --signal-group        as PID 1: send signals to the trainer's process group, not only to the trainer
@@ -56,6 +57,7 @@ options:
 # option -> setting
 SWITCHES = {
     "--force": "force",
+    "--preflight": "LAUNCHER_PREFLIGHT",
     "--require-healthy": "LAUNCHER_REQUIRE_HEALTHY",
     "--signal-group": "LAUNCHER_SIGNAL_GROUP",
 }
@@ -398,7 +400,12 @@ def _check_gpus(facts: Facts, decision: Decision, cluster: Cluster, log: Log) ->
     # A rehearsal trains on the CPU, a process outside the training world does not train, and R1 and R2 are the user's
     # own configuration of the runtime.
     trains = not (facts.settings.rehearse or decision.untouched or cluster.node_rank is None)
-    decision.warnings += gpus.judge(facts.driver, facts.image, facts.env, trains)
+    try:
+        decision.warnings += gpus.judge(facts.driver, facts.image, facts.env, trains)
+    except LaunchError as error:
+        if not facts.settings.preflight:
+            raise
+        facts.problems.append(error.message)  # the other nodes learn of it, too (R17.2)
 
 
 def _wait(facts: Facts, decision: Decision, log: Log) -> Answer:
@@ -527,6 +534,11 @@ def _wait_for_node_0(report: Report, settings: Settings, env: Mapping[str, str],
 
 def _start(report: Report, settings: Settings, log: Log) -> int:
     trainers_env = report.exports.apply()
+    if settings.preflight:
+        from launcher import preflight
+
+        env = report.facts.env
+        preflight.run(report, trainers_env, log.info, lambda reason, status: _fail(reason, status, env, log))
     _wait_for_node_0(report, settings, trainers_env, log)
     init = process.is_init()
     if not init and report.nproc == 1 and not report.torchrun:

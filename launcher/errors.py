@@ -6,6 +6,7 @@ PERMANENT = 1  # the TPU node cannot be used; a retry does not help
 CONFIG = 2  # a setting is wrong; a person must correct it
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
+UNFIT = 75  # EX_TEMPFAIL: a node of the job is not fit (R17.6)
 RETRYABLE = 138  # 128 + SIGUSR1, which Kubeflow's ExitCode restart policy retries (R15.4)
 
 

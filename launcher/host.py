@@ -180,6 +180,19 @@ class Host:
                 limits += [self._quota(root + folder, version_2=not controllers) for root in roots]
         return min((limit for limit in limits if limit), default=0.0)
 
+    def memory(self) -> int:
+        """Return the bytes of memory that this process may use: what is available, or its container's limit if less."""
+        found = [1 << 60]
+        for line in self.read("/proc/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                found.append(int(value.split()[0]) << 10)
+        for path in (f"{CGROUPS}/memory.max", f"{CGROUPS}/memory/memory.limit_in_bytes"):
+            word = self.read(path)
+            if word.isascii() and word.isdigit() and len(word) < 20:  # "max" without a limit
+                found.append(int(word))
+        return min(found)
+
     def _quota(self, folder: str, version_2: bool) -> float:
         if version_2:  # "150000 100000" or "max 100000"
             quota, _, period = self.read(f"{folder}/cpu.max").partition(" ")

@@ -40,10 +40,11 @@ XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEV
 class Facts:
     """Everything that a decision depends on: the environment, the machine, the image and the settings.
 
-    `driver` is the answer of the NVIDIA driver; None if it was not asked (R8.3).
+    `driver` is the answer of the NVIDIA driver; None if it was not asked (R8.3). `problems` are refusals that a
+    preflight reports to all nodes (R17.2).
     """
 
-    __slots__ = ("driver", "env", "host", "image", "settings", "tpu_chips")
+    __slots__ = ("driver", "env", "host", "image", "problems", "settings", "tpu_chips")
 
     def __init__(self, env: Mapping[str, str], host: Host, image: Image, settings: Settings) -> None:
         self.env = env
@@ -51,6 +52,7 @@ class Facts:
         self.image = image
         self.settings = settings
         self.driver: Driver | None = None
+        self.problems: list[str] = []
         # An image for NVIDIA GPUs does not use a TPU (R4).
         self.tpu_chips = [] if image.accelerator == "nvidia" else host.tpu_chips(env)
 

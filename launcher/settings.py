@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from launcher.errors import RETRYABLE, config_error
+from launcher.errors import RETRYABLE, UNFIT, config_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Mapping
 
+NEEDS = ("memory", "shm", "disk", "files", "gpus")
 RUNTIMES = ("cpu", "gpu", "tpu-local", "tpu-node")
 
 # variable -> (default, description). Printed by `launch --help`.
@@ -23,6 +24,9 @@ VARIABLES = {
     "LAUNCHER_REQUIRE_HEALTHY": ("", "1: also wait until the node is HEALTHY (attempts 30 s apart, 1200 s in all)"),
     "LAUNCHER_HTTP_TIMEOUT": ("10", "time limit of one request in seconds, from connect to last byte"),
     "LAUNCHER_RETRYABLE_EXIT": (str(RETRYABLE), "exit status of a retryable failure"),
+    "LAUNCHER_PREFLIGHT": ("", "1: test all nodes before the command, and exit with 75 if one is not fit"),
+    "LAUNCHER_PREFLIGHT_NEEDS": ("", "what a node must have: memory=64,shm=8,disk=100 in GiB; files=4096,gpus=8"),
+    "LAUNCHER_PREFLIGHT_WAIT": ("300", "seconds that the nodes of a preflight wait for each other"),
     "LAUNCHER_NPROC": ("", "processes that the launcher starts on this node (default: one per GPU)"),
     "LAUNCHER_PREFIX": ("", "1: with several processes per node, start each line of their output with [rank N]"),
     "LAUNCHER_MASTER_ADDR": ("", "address of node 0; overrides the platform's"),
@@ -82,6 +86,15 @@ def choice(name: str, word: str, choices: tuple[str, ...]) -> str:
     raise config_error(f"{name} is {word[:40]!r}: it must be one of {', '.join(choices)}")
 
 
+def needs(name: str, word: str) -> dict[str, int]:
+    """Return what `memory=64,gpus=8` asks for. Raises LaunchError (2) naming the variable."""
+    found = {}
+    for part in word.split(",") if word else []:
+        key, _, value = part.partition("=")
+        found[choice(name, key.strip(), NEEDS)] = integer(name, value.strip(), 0, 1 << 20)
+    return found
+
+
 class Settings:
     """The launcher's settings, validated. Options take precedence over variables (R10.2).
 
@@ -125,6 +138,10 @@ class Settings:
         )
         self.http_timeout = seconds("LAUNCHER_HTTP_TIMEOUT", value("LAUNCHER_HTTP_TIMEOUT"), 600)
         self.retryable_exit = integer("LAUNCHER_RETRYABLE_EXIT", value("LAUNCHER_RETRYABLE_EXIT"), 1, 255)
+        self.unfit_exit = self.retryable_exit if text(env, "LAUNCHER_RETRYABLE_EXIT") else UNFIT
+        self.preflight = switch("LAUNCHER_PREFLIGHT")
+        self.needs = needs("LAUNCHER_PREFLIGHT_NEEDS", value("LAUNCHER_PREFLIGHT_NEEDS"))
+        self.preflight_wait = seconds("LAUNCHER_PREFLIGHT_WAIT", value("LAUNCHER_PREFLIGHT_WAIT"), 86400)
         nproc = value("LAUNCHER_NPROC")
         self.nproc = integer("LAUNCHER_NPROC", nproc, 1, 1024) if nproc else 0
         self.master_addr = value("LAUNCHER_MASTER_ADDR")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -172,6 +173,20 @@ def test_a_tuning_job_reads_what_the_trainer_reports(write: Write) -> None:
 @pytest.mark.parametrize(("package", "trainer"), [("torch", "mnist"), ("tf", "flowers")])
 def test_trainers_have_the_flags_that_jobs_give_them(package: str, trainer: str) -> None:
     assert {"hypertune-tag", "job-dir", "epochs"} <= trainer_flags.of_trainer(package, trainer)
+
+
+@pytest.mark.parametrize("platform", ["vertex", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot", "ai-platform"])
+def test_the_preflight_is_an_option_before_the_trainer_on_every_platform(write: Write, platform: str) -> None:
+    tpu = platform == "tpu-vm"
+    more = ["xla", "--accelerator", "v5litepod-16"] if tpu else ["cpu"]
+    text, _ = write("--platform", platform, *more, "--preflight", "--output", "gs://bucket/run")
+    assert re.search(r"--preflight\W+mnist\b", text)
+    assert "--preflight" not in write("--platform", platform, *more)[0]
+
+
+def test_a_command_instead_of_the_launcher_has_no_preflight(refused: Callable[..., str]) -> None:
+    line = refused(*vertex("cpu", "--command", "python train.py", "--preflight"))
+    assert "begin it with 'launch --preflight --'" in line
 
 
 # --- AI Platform -----------------------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ JUPYTER = ("jupyter-lab", "jupyter-notebook")
 
 #: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
 LAUNCHER_OPTIONS = {
-    "--", "--explain", "--force", "--help", "--json", "--print-env", "--require-healthy", "--runtime", "--signal-group",
-    "--version",
+    "--", "--explain", "--force", "--help", "--json", "--preflight", "--print-env", "--require-healthy", "--runtime",
+    "--signal-group", "--version",
 }  # fmt: skip
 
 

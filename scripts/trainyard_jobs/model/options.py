@@ -315,6 +315,12 @@ ROWS: tuple[Option, ...] = (
         parse=partial(words, option="--command"),
         empty=(),
     ),
+    Option(
+        "preflight",
+        "Test all machines before the training, and name the one that is not fit.",
+        kind="flag",
+        more="[preflight.md](preflight.md).",
+    ),
     Option("accelerator", "GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...", "NAME", more="The tables below."),
     _everywhere(
         "machine",

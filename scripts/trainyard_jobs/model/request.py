@@ -120,7 +120,8 @@ class Request:
 
 def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
     """Whether the arguments of a container start the command of the user's repository, whose flags are not known."""
-    return spec is not None and spec.run is not None and args[:1] == (COMMAND,)
+    own = args[1:] if args[:1] == (PREFLIGHT,) else args
+    return spec is not None and spec.run is not None and own[:1] == (COMMAND,)
 
 
 def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -265,6 +266,9 @@ def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
     return (name,)
 
 
+#: The launcher's option, before the trainer's name: an argument is what every platform passes on.
+PREFLIGHT = "--preflight"
+
 #: Most seconds that Dynamic Workload Scheduler gives a job: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/dws
 #: and https://docs.cloud.google.com/tpu/docs/request-using-flex-start
 FLEX_START = 7 * 86400
@@ -297,6 +301,8 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
     search = _parse_search(options)
     if options["command"] and options["trainer"]:
         raise UserError("'--command' replaces the image's entrypoint, which starts trainers: leave out '--trainer'")
+    if options["command"] and options["preflight"]:
+        raise UserError("'--preflight': '--command' replaces the launcher: begin it with 'launch --preflight --'")
     trainer = () if options["command"] else trainer_of(spec, options["trainer"])
     args = (*trainer, *words(options["args"] or ""))
     if spec and trainer:
@@ -316,7 +322,7 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
         name=options["name"] or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
         image=pinned(image) if options["pin"] else image,
         spec=spec,
-        args=args,
+        args=(PREFLIGHT, *args) if options["preflight"] else args,
         gpus=gpus,
         tpu=tpu,
         tuning=search,

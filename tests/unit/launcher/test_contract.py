@@ -22,6 +22,7 @@ CITING = [
     ROOT / "tests" / "image" / "test_launcher_process.py",
     ROOT / "tests" / "cloud" / "test_launcher_clients.py",
     ROOT / "docs" / "launcher.md",
+    ROOT / "docs" / "preflight.md",
     ROOT / "docs" / "launcher-contract.md",
 ]
 
@@ -111,6 +112,7 @@ def test_exit_statuses_of_the_contract_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", sections()["R15.4"], re.MULTILINE)
     listed = {int(status) for row in rows for status in row.split(", ")}
     expected = {0, errors.PERMANENT, errors.CONFIG, errors.RETRYABLE, errors.NOT_EXECUTABLE, errors.NOT_FOUND}
+    expected.add(errors.UNFIT)
     assert listed == expected
 
 
