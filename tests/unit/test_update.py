@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.workspaces import empty, fresh, relock, repository
 from trainyard.commands import update as command
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, repository_lock, target_lock
+from trainyard.image import base_image, build, peak_memory, repository_lock, target_lock
 from trainyard.oci import docker_engine
 from trainyard.release import advisories, bisect, trials, update, update_report
 from trainyard.release.advisories import Advisory, Snapshot
@@ -26,6 +27,7 @@ from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.workspace import SmokeRun
 
 TARGET = model.load("tf-cpu", "amd64")
 OLD = {"alpha": "1.0.0", "beta": "1.0.0", "gamma": "1.0.0", "leaky": "1.0.0"}
@@ -408,6 +410,90 @@ def test_blobs_that_a_host_lacks_are_what_it_pulls() -> None:
 )
 def test_a_level_is_about_the_first_two_numbers(old: str, level: str, specifiers: str) -> None:
     assert update.within(old, level) == specifiers
+
+
+# Measuring
+
+
+class Runs:
+    """Runs that print lines and take seconds, in place of containers."""
+
+    def __init__(self, *printed: str, seconds: float = 2.0) -> None:
+        self.printed, self.seconds = list(printed), seconds
+        self.commands: list[tuple[str, ...]] = []
+
+    def __call__(self, _spec: Spec, _name: str, command: tuple[str, ...], _smoke: SmokeRun) -> Runs:
+        self.commands.append(command)
+        return self
+
+
+def timed(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch, runs: Runs, smoke: str, **bounds: Any) -> Measured:
+    """Measure a repository with a ``smoke``."""
+    text = (spec.folder / "trainyard.yaml").read_text(encoding="utf-8").replace("smoke: {args: []}", smoke)
+    (spec.folder / "trainyard.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(trials, "_run", runs)
+    return trials._timed(fresh(spec), "image", Bounds(runs=2, **bounds), Measured())
+
+
+PRINTED = ("step 1: 9 ms", "step 2: 4 ms", "accuracy 0.5", "accuracy 0.75", '{"peak_memory": 4096}')
+
+
+@pytest.mark.parametrize(
+    ("smoke", "bounds", "found"),
+    [
+        ("smoke: {args: []}", {}, {"steps": (2.0, 2.0)}),
+        ("smoke: {args: [], expect: 'accuracy (.*)'}", {}, {"steps": (2.0, 2.0), "value": 0.75}),
+        ("smoke: {args: [], expect: '(accuracy) '}", {}, {"steps": (2.0, 2.0)}),
+        ("smoke: {args: [], expect: accuracy}", {"step": "(.) ms"}, {"steps": (4.0, 4.0)}),
+        ("smoke: {args: [], for: 5}", {}, {"steps": ()}),
+    ],
+)
+def test_runs_are_measured(
+    spec: RepositorySpec,
+    monkeypatch: pytest.MonkeyPatch,
+    smoke: str,
+    bounds: dict[str, Any],
+    found: dict[str, Any],
+) -> None:
+    runs = Runs(*PRINTED)
+    expected = replace(Measured(starts=(2.0, 2.0), memory=4096), **found)
+    assert timed(spec, monkeypatch, runs, smoke, **bounds) == expected
+    assert runs.commands[0] == ("python", "-c", "import tensorflow")
+    assert runs.commands[1] == ("python", "/smoke/peak/peak_memory.py", "python", "train.py")
+
+
+def test_without_a_smoke_test_only_the_start_is_measured(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timed(spec, monkeypatch, Runs(), "") == Measured(starts=(2.0, 2.0))
+
+
+def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs('{"event": "summary", "images_per_second": 250.0}', '{"peak_memory": 4096}')
+    monkeypatch.setattr(trials, "_run", runs)
+    found = trials._timed(TARGET, "image", Bounds(runs=1), Measured(value=98.0))
+    assert (found.steps, found.value) == ((0.004,), 98.0)
+    assert runs.commands[-1][-2:] == ("-m", "trainers.tf.mnist")
+
+
+def test_an_image_that_cannot_be_built_fails_with_the_reason(
+    spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Spec, **__: object) -> None:
+        raise StepFailed("no wheel")
+
+    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr(docker_engine, "untag", lambda _: None)
+    assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
+
+
+@pytest.mark.parametrize(("code", "status"), [("b'0' * 10**8", 0), ("exit(3)", 3)])
+def test_the_peak_of_a_command_is_printed_after_its_output(code: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, peak_memory.__file__, sys.executable, "-c", f"print('out', flush=True); {code}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    first, last = done.stdout.splitlines()
+    assert (done.returncode, first) == (status, "out")
+    assert (json.loads(last)["peak_memory"] > 10**8) == (status == 0)
 
 
 # The command
