@@ -313,13 +313,33 @@ def test_the_framework_of_this_trainyard_is_taken_with_nothing_else(spec: Reposi
     section = Section("amd64", "framework")
     text = known.sections[section].replace("tensorflow-cpu==2.21.0", "tensorflow-cpu==2.20.0")
     older = Lock({**known.sections, section: text}, origin=replace(known.origin, version="0.0.1", contents="00000000"))
-    locks.write(spec.lock_file, older)
+    origin = replace(older.origin or known.origin, inputs=repository_lock.inputs(spec, older))
+    locks.write(spec.lock_file, replace(older, origin=origin))
     result, packages = run(fresh(spec), Images(), "patch")
     assert packages["alpha"] == "1.0.1" and "the lock stays one of Trainyard 0.0.1" in result.notes[-1]
     result, packages = run(fresh(spec), Images(), "framework")
     changes = shown(result)["framework"]
     assert changes[0] == "tensorflow-cpu 2.20.0 -> 2.21.0" and changes[1].startswith("Trainyard 0.0.1 (00000000) -> ")
     assert packages == OLD | {"alpha": "1.0.1"} and not relock(spec)
+
+
+def test_a_lock_of_a_target_that_has_another_base_now_gets_its_framework_first(spec: RepositorySpec) -> None:
+    known = spec.usable_lock
+    assert known and known.origin
+    base = f"{model.bases()['debian-12'].image}@sha256:{'c' * 64}"
+    locks.write(spec.lock_file, replace(known, origin=replace(known.origin, base=base)))
+    result, packages = run(fresh(spec), Images(), "patch")
+    assert result.steps[0].reason == "tf-cpu is on another base now: 'framework' comes first" and packages == OLD
+    result, packages = run(fresh(spec), Images())
+    assert list(shown(result)) == ["framework", "patch", "minor", "major"]
+    assert shown(result)["framework"] == [f"base {base} -> {known.origin.base}"]
+    assert packages["alpha"] == "2.0.0" and not relock(spec)
+
+
+def test_a_lock_that_is_not_of_the_requirements_is_refused(spec: RepositorySpec) -> None:
+    ask(spec.folder, *OLD, "helper")
+    with pytest.raises(UserError, match="the requirements have changed since: run 'trainyard lock'"):
+        run(spec, Images())
 
 
 def test_releases_that_the_requirements_exclude_are_named(spec: RepositorySpec) -> None:

@@ -32,7 +32,7 @@ def _end_of_day(context: click.Context, _parameter: click.Parameter, value: str 
     "Take newer packages into a lock, if images with them are no worse.",
     "trainyard update                           # the repository of the current folder",
     "trainyard update --as-of 2026-11-01 --only security --only patch",
-    "trainyard update --branch update --commit --report body.md    # 'gh pr create --body-file body.md' opens the rest",
+    "trainyard update --branch update --commit --report body.md    # for 'gh pr create --body-file body.md'",
     "trainyard update tf-cpu                    # the lock of a target of the catalogue",
     "trainyard update --proof --against main    # the lock as another program has changed it",
 )
@@ -90,6 +90,7 @@ def command(
     from trainyard.release.trials import Bounds, Trials
     from trainyard.spec import architectures
     from trainyard.spec.model import load
+    from trainyard.spec.state import file_lock
 
     if proof and (only or branch or commit or context.as_of):
         raise errors.UserError("'--proof' writes nothing: it takes no '--as-of', '--only', '--branch' or '--commit'")
@@ -104,7 +105,8 @@ def command(
     started = None if proof else update.start(spec, trials, apart=not no_bisect)
     docker_engine.set_up_in_checkout()
     docker_engine.require_emulation(spec.architecture)
-    result = started.run(only) if started else update.proof(spec, trials, against, apart=not no_bisect)
+    with file_lock(context.state, trials.spec.local_name, f"another process updates {spec.target}: waiting for it"):
+        result = started.run(only) if started else update.proof(spec, trials, against, apart=not no_bisect)
     text = update_report.markdown(result)
     if report:
         report.write_text(text, encoding="utf-8")

@@ -127,13 +127,13 @@ def is_current(spec: RepositorySpec) -> bool:
     if isinstance(spec.lock, locks.Unreadable) and spec.lock.missing:
         return False
     lock = _required(spec)
-    if not _is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
+    if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
         return False
     return lock.origin is not None and lock.origin.inputs == inputs(spec, lock)
 
 
-def _is_of(lock: Lock, spec: RepositorySpec) -> bool:
-    """Return whether a lock is of the target and the base of a repository."""
+def is_of(lock: Lock, spec: RepositorySpec) -> bool:
+    """Return whether a lock is of the target of a repository, and of the base that it has now."""
     origin = lock.origin
     same_base = spec.framework_in_base or (origin and origin.base.partition("@")[0] == spec.base_spec().image)
     return bool(origin and origin.target == spec.extends.target and same_base)
@@ -209,7 +209,7 @@ def lock(
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
     same_target = origin and origin.target == spec.extends.target
-    if old and origin and same_target and not _is_of(old, spec) and not spec.workspace.document.base:
+    if old and origin and same_target and not is_of(old, spec) and not spec.workspace.document.base:
         raise UserError(
             f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
             f"base {spec.base} now: run 'trainyard lock --upgrade'"
@@ -243,10 +243,10 @@ def trial(spec: RepositorySpec, sections: Mapping[Section, str], base: str) -> L
     Args:
         base: reference of the base image.
     """
-    target, here = spec.extends.target, contents(spec)
-    return Lock(
-        sections, origin=Origin(trainyard.__version__, here, target, base, inputs(spec, Lock(sections)), _TRIAL)
-    )
+    origin = Origin(trainyard.__version__, "", spec.extends.target, base, "", _TRIAL)
+    spec = spec.with_lock(Lock(sections, origin=origin))  # on that base
+    here = replace(origin, contents=contents(spec), inputs=inputs(spec, Lock(sections)))
+    return Lock(sections, origin=here)
 
 
 def _check_gpu_wheels(spec: RepositorySpec) -> None:
@@ -288,7 +288,7 @@ def resolve(
     """
     spec, reasons = _on_base(spec, old)
     asked = framework_choice.text(reasons)
-    kept = old if old and _is_of(old, spec) and old.origin and old.origin.framework == asked else None
+    kept = old if old and is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)
     if kept and not all(kept.of(one.arch) for one in platforms):
         check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
@@ -334,7 +334,7 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
     reasons = framework_choice.reasons(home, wanted)
     if not reasons:
         return home, []
-    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and _is_of(old, spec):
+    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and is_of(old, spec):
         return spec, reasons
     return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
 

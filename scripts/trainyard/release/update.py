@@ -147,7 +147,8 @@ class Update:
         """
         day = self.own.context.as_of[:10]
         result, told = Result(f"{self.name}{f' as of {day}' if day else ''}"), set[str]()
-        for group in (one for one in GROUPS if not only or one in only):
+        first = () if repository_lock.is_of(self.lock, self.own) else ("framework",)
+        for group in (one for one in dict.fromkeys((*first, *GROUPS)) if not only or one in only):
             for step in self._group(group):
                 step.left_out = {words: reason for words, reason in step.left_out.items() if words not in told}
                 told |= step.left_out.keys()
@@ -180,6 +181,8 @@ class Update:
 
     def _group(self, group: str) -> list[Step]:
         """Return what becomes of a group; nothing if it has no newer packages."""
+        if group != "framework" and not repository_lock.is_of(self.lock, self.own):
+            return [Step(group, reason=f"{self.own.extends.target} is on another base now: 'framework' comes first")]
         if group == "security":
             return self._security()
         if group == "base":
@@ -318,6 +321,8 @@ class Update:
         named += [(Requirement(text), own.extends.where) for text in (*self.pins, *own.extends.packages)]
         asked = {canonicalize_name(one.name): (one.specifier, where) for one, where in named}
         asked = {name: pair for name, pair in asked.items() if name in have and pair[0]}
+        if not asked:
+            return []
         found = [*indexes.of_machine(), *indexes.of_project(own.workspace, wanted.addresses)]
         try:
             newest = Request(own, Wanted(options=wanted.options), indexes=found).project(list(asked), {}).files()
@@ -340,10 +345,18 @@ def start(spec: Spec, trials: Trials, *, apart: bool) -> Update:
     """Return the update of a repository, or of a target of the catalogue, whose requirements are pins.
 
     Raises:
-        UserError: it is an image.yaml outside the catalogue, or there is no lock.
+        UserError: it is an image.yaml outside the catalogue, or there is no lock of what it requires now.
     """
+    own = bisect.extending(spec)
+    if own.usable_lock and repository_lock.is_of(own.usable_lock, own):
+        _check_current(spec, own)
     pins = [] if isinstance(spec, RepositorySpec) else requirements_of(spec)
-    return Update(bisect.extending(spec), trials, relative(spec.lock_file), pins, apart)
+    return Update(own, trials, relative(spec.lock_file), pins, apart)
+
+
+def _check_current(spec: Spec, own: RepositorySpec) -> None:
+    if isinstance(spec, RepositorySpec) and not repository_lock.is_current(own):
+        raise UserError(f"{relative(own.lock_file)}: the requirements have changed since: run 'trainyard lock'")
 
 
 def write(spec: Spec, lock: Lock) -> list[Path]:
@@ -368,8 +381,7 @@ def proof(spec: Spec, trials: Trials, against: str | None, *, apart: bool) -> Re
         StepFailed: the smoke test fails with the packages of ``against``.
     """
     own = bisect.extending(spec)
-    if isinstance(spec, RepositorySpec) and not repository_lock.is_current(own):
-        raise UserError(f"{relative(own.lock_file)}: the requirements have changed since: run 'trainyard lock'")
+    _check_current(spec, own)
     against = against or before(spec)
     result = Result(f"{relative(spec.lock_file)} against {against}")
     new = bisect.side(None, own)

@@ -9,9 +9,6 @@ from typing import Any
 from trainyard.release.trials import Comparison
 from trainyard.release.update import Result, Step
 
-#: Number of changes of a group that are listed openly; more are folded.
-_OPEN = 20
-
 
 def as_dict(result: Result) -> dict[str, Any]:
     """Return the result for JSON: fields of :class:`Result`, and of each step whether a row is worse, and why."""
@@ -58,7 +55,7 @@ def _step(step: Step) -> Iterator[str]:
     yield from ("", f"### {step.group}", "", f"{outcome}.", "")
     if step.comparison:
         yield from _table(step.comparison)
-        yield from ("", *_folded(_items(step.changes)))
+        yield from ("", *_items(step.changes))
         if step.along:
             yield f"- along, as others need them: {', '.join(step.along)}"
         if step.comparison.closed:
@@ -77,12 +74,3 @@ def _table(comparison: Comparison) -> Iterator[str]:
 def _items(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         yield f"- {line}"
-
-
-def _folded(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines, folded if there are many."""
-    every = list(lines)
-    if len(every) <= _OPEN:
-        yield from every
-    else:
-        yield from (f"<details><summary>{len(every)} changes</summary>", "", *every, "", "</details>", "")
