@@ -249,7 +249,7 @@ def test_a_release_that_closes_an_advisory_comes_first_with_what_it_needs(
     assert packages == OLD | {"leaky": "1.0.1", "beta": "1.1.0"}
     assert result.steps[0].along == ["beta 1.0.0 -> 1.1.0"]
     text = update_report.markdown(result)
-    assert "2 changes taken (security), 1 advisories closed" in text and "- closes leaky PYSEC-leaky" in text
+    assert "security taken, with 2 changes; advisories closed: 1" in text and "- closes leaky PYSEC-leaky" in text
     assert "along, as others need them: beta 1.0.0 -> 1.1.0" in text
 
 
