@@ -349,19 +349,24 @@ def start(spec: Spec, trials: Trials, *, apart: bool) -> Update:
     """
     own = bisect.extending(spec)
     if own.usable_lock and repository_lock.is_of(own.usable_lock, own):
-        _check_current(spec, own)
-    pins = [] if isinstance(spec, RepositorySpec) else requirements_of(spec)
+        _check_current(own)
+    pins = [] if _is_own(own) else requirements_of(spec)
     return Update(own, trials, relative(spec.lock_file), pins, apart)
 
 
-def _check_current(spec: Spec, own: RepositorySpec) -> None:
-    if isinstance(spec, RepositorySpec) and not repository_lock.is_current(own):
+def _is_own(spec: Spec) -> bool:
+    """Return whether a lock is a repository's: those of the catalogue have no origin."""
+    return bool(spec.usable_lock and spec.usable_lock.origin)
+
+
+def _check_current(own: RepositorySpec) -> None:
+    if _is_own(own) and not repository_lock.is_current(own):
         raise UserError(f"{relative(own.lock_file)}: the requirements have changed since: run 'trainyard lock'")
 
 
 def write(spec: Spec, lock: Lock) -> list[Path]:
     """Write the lock of a repository; of a target of the catalogue, with its Dockerfiles. Return what was written."""
-    if isinstance(spec, RepositorySpec):
+    if _is_own(spec):
         locks.write(spec.lock_file, lock)
         return [spec.lock_file]
     sections = {
@@ -381,7 +386,7 @@ def proof(spec: Spec, trials: Trials, against: str | None, *, apart: bool) -> Re
         StepFailed: the smoke test fails with the packages of ``against``.
     """
     own = bisect.extending(spec)
-    _check_current(spec, own)
+    _check_current(own)
     against = against or before(spec)
     result = Result(f"{relative(spec.lock_file)} against {against}")
     new = bisect.side(None, own)
