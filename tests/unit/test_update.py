@@ -406,9 +406,16 @@ def test_bounds_and_the_time_of_a_step_are_given() -> None:
     )
     little = replace(GOOD, steps=(0.01,)), replace(GOOD, steps=(0.02,))
     assert not trials.compare(*little, Bounds()).worse
-    assert trials.compare(*little, Bounds(step="took (.*) s")).worse == "slower: step 0.01 -> 0.02"
+    for timed in ("step", "image, s"):
+        steps = (replace(one, timed=timed) for one in little)
+        assert trials.compare(*steps, Bounds()).worse == f"slower: {timed} 0.01 -> 0.02"
     with pytest.raises(UserError, match="'--measure x' has no group"):
         Bounds(step="x")
+
+
+def test_an_image_that_fails_closes_no_advisory() -> None:
+    found = trials.compare(replace(GOOD, advisories=("a PYSEC-1",)), Measured(failure="ValueError"), Bounds())
+    assert (found.worse, found.closed, len(found.rows)) == ("ValueError", [], 1)
 
 
 def test_blobs_that_a_host_lacks_are_what_it_pulls() -> None:
@@ -464,7 +471,7 @@ PRINTED = ("step 1: 9 ms", "step 2: 4 ms", "accuracy 0.5", "accuracy 0.75", '{"p
         ("smoke: {args: []}", {}, {"steps": (2.0, 2.0)}),
         ("smoke: {args: [], expect: 'accuracy (.*)'}", {}, {"steps": (2.0, 2.0), "value": 0.75}),
         ("smoke: {args: [], expect: '(accuracy) '}", {}, {"steps": (2.0, 2.0)}),
-        ("smoke: {args: [], expect: accuracy}", {"step": "(.) ms"}, {"steps": (4.0, 4.0)}),
+        ("smoke: {args: [], expect: accuracy}", {"step": "(.) ms"}, {"timed": "step", "steps": (4.0, 4.0)}),
         ("smoke: {args: [], for: 5}", {}, {"steps": ()}),
     ],
 )
@@ -490,7 +497,7 @@ def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest
     runs = Runs('{"event": "summary", "images_per_second": 250.0}', '{"peak_memory": 4096}')
     monkeypatch.setattr(trials, "_run", runs)
     found = trials._timed(TARGET, "image", Bounds(runs=1), Measured(value=98.0))
-    assert (found.steps, found.value) == ((0.004,), 98.0)
+    assert (found.timed, found.steps, found.value) == ("image, s", (0.004,), 98.0)
     assert runs.commands[-1][-2:] == ("-m", "trainers.tf.mnist")
 
 

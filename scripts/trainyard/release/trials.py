@@ -69,7 +69,7 @@ class Measured:
     Attributes:
         failure: why it did not pass; empty if it did.
         value: accuracy of a trainer in percent, or the last number that the group of ``smoke.expect`` matched.
-        steps: times of steps or runs, ``starts``: seconds until the framework is imported; one of each run.
+        steps: times of what ``timed`` says, ``starts``: seconds until the framework is imported; one of each run.
         memory: bytes of the largest process, at most; 0 if there was no run.
         size: of all layers in bytes, ``blobs``: digest -> bytes as it is pulled.
         advisories: about its packages, such as ``urllib3 PYSEC-2023-212``.
@@ -77,6 +77,7 @@ class Measured:
 
     failure: str = ""
     value: float | None = None
+    timed: str = "run, s"
     steps: tuple[float, ...] = ()
     starts: tuple[float, ...] = ()
     memory: int = 0
@@ -111,18 +112,16 @@ class Comparison:
 def compare(before: Measured, after: Measured, bounds: Bounds) -> Comparison:
     """Compare two images; what one of them lacks is left out."""
     rows = [Row("smoke test", before.failure or "passed", after.failure or "passed", "passes", after.failure)]
+    if after.failure:
+        return Comparison(rows, after.failure, [])
     if before.value is not None and after.value is not None:
         rows.append(Row("accuracy or value", f"{before.value:g}", f"{after.value:g}", "the smoke test's"))
-    times = [
-        ("step" if bounds.step else "run, s", before.steps, after.steps),
-        ("start, s", before.starts, after.starts),
-    ]
-    for name, old, new in times:
+    for name, old, new in ((after.timed, before.steps, after.steps), ("start, s", before.starts, after.starts)):
         if old and new:
             middle = statistics.median(old), statistics.median(new)
             shown = f"{middle[0]:.3g}", f"{middle[1]:.3g}"
             slower = middle[1] > bounds.slower * middle[0] and min(new) > bounds.slower * min(old)
-            slower = slower and (name == "step" or middle[1] - middle[0] > LEAST)
+            slower = slower and (middle[1] - middle[0] > LEAST or name in ("step", "image, s"))
             rows.append(_row(name, *shown, bounds.slower, "slower" if slower else ""))
     sizes = [("memory", before.memory, after.memory), ("size", before.size, after.size)]
     for name, was, now in (*sizes, ("bytes to pull", sum(before.blobs.values()), sum(after.blobs.values()))):
@@ -134,7 +133,7 @@ def compare(before: Measured, after: Measured, bounds: Bounds) -> Comparison:
         rows.append(Row("of them new", "", in_units(moved)))
     had, has = set(before.advisories), set(after.advisories)
     opened = [f"has {one}" for one in sorted(has - had)]
-    rows.append(Row("advisories", f"{len(had)}", f"{len(has)}", "no other", *([] if after.failure else opened[:1])))
+    rows.append(Row("advisories", f"{len(had)}", f"{len(has)}", "no other", *opened[:1]))
     return Comparison(rows, next((row.worse for row in rows if row.worse), ""), sorted(had - has))
 
 
@@ -196,8 +195,10 @@ def _timed(spec: Spec, name: str, bounds: Bounds, found: Measured) -> Measured:
             found = replace(found, memory=max([found.memory, *peaks]))
             if bounds.step:
                 steps.append(bisect.number(bounds.step, tester.printed))
+                found = replace(found, timed="step")
             elif not spec.run:
                 steps.append(1 / bisect.number(_SPEED, tester.printed))
+                found = replace(found, timed="image, s")
             elif smoke.seconds is None:
                 steps.append(tester.seconds)
             if smoke.expect and re.compile(smoke.expect).groups:
