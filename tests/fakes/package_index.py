@@ -71,13 +71,14 @@ class PackageIndex(Listener):
     It answers in JSON, with the size of each file, or in HTML, which has no sizes.
 
     Attributes:
-        files: name of a file -> its bytes.
+        files: name of a file -> its bytes, ``uploaded``: -> when it was uploaded (RFC 3339), where that is known.
         seen: paths that were asked for with valid credentials.
         refused: paths that were asked for without.
     """
 
     def __init__(self, credentials: tuple[str, str] | None = None, *, sizes: bool = True) -> None:
         self.files: dict[str, bytes] = {}
+        self.uploaded: dict[str, str] = {}
         self.seen: list[str] = []
         self.refused: list[str] = []
         self._credentials = credentials
@@ -149,6 +150,7 @@ class PackageIndex(Listener):
             return "\n".join(["<!DOCTYPE html><html><body>", *links, "</body></html>"]).encode()
         files = [
             {"filename": file, "url": f"/files/{file}", "hashes": {"sha256": digest}, "size": size}
+            | ({"upload-time": self.uploaded[file]} if file in self.uploaded else {})
             for file, (digest, size) in found.items()
         ]
         # https://packaging.python.org/en/latest/specifications/simple-repository-api/#json-serialization

@@ -426,8 +426,9 @@ def test_libraries_return_and_commands_print() -> None:
     assert {name for name in printing if room(name) not in ("commands", "cli")} == {
         "trainyard.common.console",
         "trainyard.common.options",  # --quiet
-        "trainyard.image.compiled_step",  # runs inside an image, as the next two do
+        "trainyard.image.compiled_step",  # runs inside an image, as the next three do
         "trainyard.image.gpu_kernels",
+        "trainyard.image.peak_memory",
         "trainyard.image.worker_processes",
         "trainyard.sandbox.fakes.google_cloud",  # its own process, which prints its address
         "trainyard.sandbox.fakes.storage",

@@ -329,12 +329,12 @@ def test_a_command_tells_good_from_bad(
 
 def test_numbers_are_taken_from_lines_without_the_first() -> None:
     lines = ["step 1: 9 ms", "step 2: 2 ms", "step 3: 4 ms", "done"]
-    assert bisect._number(r": ([0-9.]+) ms", lines) == 3
-    assert bisect._number(r"2: ([0-9.]+) ms", lines) == 2
+    assert bisect.number(r": ([0-9.]+) ms", lines) == 3
+    assert bisect.number(r"2: ([0-9.]+) ms", lines) == 2
     with pytest.raises(StepFailed, match=r"no line of the output matches '--measure x\(y\)'; the last is: done"):
-        bisect._number("x(y)", lines)
+        bisect.number("x(y)", lines)
     with pytest.raises(StepFailed, match="could not convert"):
-        bisect._number(r"(\w+)$", lines)
+        bisect.number(r"(\w+)$", lines)
 
 
 def test_an_image_that_cannot_be_built_cannot_be_judged(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,14 @@ class Context:
         offline: whether no network may be used (``--offline``).
         builder: what ``docker buildx`` builds on; empty: the builder that it uses (``--builder``).
         trust_config: file about a Sigstore instance; empty: the public instance (``--trust-config``).
+        as_of: time (RFC 3339) after which files of package indexes do not count; empty: all count.
     """
 
     state: Path = field(default_factory=settings.state_folder)
     offline: bool = field(default_factory=lambda: settings.switch("OFFLINE"))
     builder: str = field(default_factory=lambda: settings.variable("BUILDER"))
     trust_config: str = field(default_factory=lambda: settings.variable("TRUST_CONFIG"))
+    as_of: str = ""
 
     def variables(self) -> dict[str, str]:
         """Return the variables that give a child process of this command the same choices."""

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,13 @@ from trainyard.workspace.requirements import Wanted
 from trainyard.workspace.wheels import Wheel
 
 logger = logging.getLogger(__name__)
+
+#: ``constrain(versions)``: constraints besides those of a repository, for what a platform was resolved to before.
+Constrain = Callable[[Mapping[str, str]], Iterable[str]]
+
+#: What the lock of a trial says in the place of the requirements for which the framework is not that of the target: its
+#: versions are those of the lock.
+_TRIAL = "a trial"
 
 #: The templates that an image is made from; the others are of documentation and of Cloud Build.
 _TEMPLATES = ("Dockerfile*.j2", "*.sh", "*.py")
@@ -120,13 +127,13 @@ def is_current(spec: RepositorySpec) -> bool:
     if isinstance(spec.lock, locks.Unreadable) and spec.lock.missing:
         return False
     lock = _required(spec)
-    if not _is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
+    if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
         return False
     return lock.origin is not None and lock.origin.inputs == inputs(spec, lock)
 
 
-def _is_of(lock: Lock, spec: RepositorySpec) -> bool:
-    """Return whether a lock is of the target and the base of a repository."""
+def is_of(lock: Lock, spec: RepositorySpec) -> bool:
+    """Return whether a lock is of the target of a repository, and of the base that it has now."""
     origin = lock.origin
     same_base = spec.framework_in_base or (origin and origin.base.partition("@")[0] == spec.base_spec().image)
     return bool(origin and origin.target == spec.extends.target and same_base)
@@ -202,7 +209,7 @@ def lock(
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
     same_target = origin and origin.target == spec.extends.target
-    if old and origin and same_target and not _is_of(old, spec) and not spec.workspace.document.base:
+    if old and origin and same_target and not is_of(old, spec) and not spec.workspace.document.base:
         raise UserError(
             f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
             f"base {spec.base} now: run 'trainyard lock --upgrade'"
@@ -210,7 +217,7 @@ def lock(
     before = spec.lock
     if spec.framework_in_base and (upgrade or not _has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
-    spec, resolved = _resolved(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
+    spec, resolved = resolve(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
     locked = spec.with_lock(resolved)
     if not locked.run and not locked.has_trainers:
         oldest = matrix.matrix().frameworks[spec.framework.name].trainers
@@ -228,6 +235,18 @@ def lock(
     if not current:
         locks.write(spec.lock_file, resolved)
     return locked
+
+
+def trial(spec: RepositorySpec, sections: Mapping[Section, str], base: str) -> Lock:
+    """Return a lock as if it had been resolved now, so that an image is built with its packages, whatever they are.
+
+    Args:
+        base: reference of the base image.
+    """
+    origin = Origin(trainyard.__version__, "", spec.extends.target, base, "", _TRIAL)
+    spec = spec.with_lock(Lock(sections, origin=origin))  # on that base
+    here = replace(origin, contents=contents(spec), inputs=inputs(spec, Lock(sections)))
+    return Lock(sections, origin=here)
 
 
 def _check_gpu_wheels(spec: RepositorySpec) -> None:
@@ -255,11 +274,21 @@ def _with_base(spec: RepositorySpec, base: BaseContents) -> RepositorySpec:
     return spec.with_lock(Lock(sections, origin=Origin("", "", spec.extends.target, base.reference, "")))
 
 
-def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> tuple[RepositorySpec, Lock]:
-    """Return the spec on the base that its framework has wheels for, and the lock that its requirements resolve to."""
+def resolve(
+    spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str], constrain: Constrain = lambda _: ()
+) -> tuple[RepositorySpec, Lock]:
+    """Return the spec on the base that its framework has wheels for, and the lock that its requirements resolve to.
+
+    It raises what :func:`lock` does, which writes it.
+
+    Args:
+        old: whose versions are kept.
+        upgraded: canonical names of packages whose versions are not kept.
+        constrain: is called for each platform with the requirements' versions in the old lock.
+    """
     spec, reasons = _on_base(spec, old)
     asked = framework_choice.text(reasons)
-    kept = old if old and _is_of(old, spec) and old.origin and old.origin.framework == asked else None
+    kept = old if old and is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)
     if kept and not all(kept.of(one.arch) for one in platforms):
         check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
@@ -269,7 +298,9 @@ def _resolved(spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) 
     sections: dict[Section, str] = {}
     for platform in platforms:
         first = Lock(sections) if sections else None
-        previous = _Previous(old or Lock(), platform.arch, kept is not None, upgraded, first, platforms[0].arch)
+        previous = _Previous(
+            old or Lock(), platform.arch, kept is not None, upgraded, first, platforms[0].arch, constrain
+        )
         sections |= _resolved_for_platform(platform, previous, built, reasons)
     origin = kept.origin if kept else None
     return spec, Lock(
@@ -303,7 +334,7 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
     reasons = framework_choice.reasons(home, wanted)
     if not reasons:
         return home, []
-    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and _is_of(old, spec):
+    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and is_of(old, spec):
         return spec, reasons
     return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
 
@@ -317,6 +348,7 @@ class _Previous:
         same_target: whether the old lock is of the same target, base and framework.
         upgraded: names whose versions are not kept.
         first: what the first platform was resolved to, ``first_arch``: its architecture; None for that itself.
+        constrain: see :func:`resolve`.
     """
 
     old: Lock
@@ -325,6 +357,7 @@ class _Previous:
     upgraded: frozenset[str]
     first: Lock | None
     first_arch: str
+    constrain: Constrain
 
     @property
     def frameworks(self) -> dict[str, str]:
@@ -383,9 +416,10 @@ def _resolved_for_platform(
     """
     wanted = _wanted(spec)
     contradictions.check_python(spec, wanted)
+    more = (Line(text, spec.file, 1) for text in previous.constrain(versions(previous.requirements(DEFAULT))))
     request = Request(
         spec,
-        wanted,
+        replace(wanted, constraints=(*wanted.constraints, *more)),
         indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
         wheels=built.of(wanted.sources),
         upgraded=previous.upgraded,

@@ -68,6 +68,8 @@ class Request:
     def project(self, lines: Sequence[str], options: Mapping[str, Any], preferred: str = "") -> Project:
         """Return what uv resolves, for the platform of the spec."""
         spec = self.spec
+        # https://docs.astral.sh/uv/reference/settings/#exclude-newer
+        options = ({"exclude-newer": spec.context.as_of} if spec.context.as_of else {}) | dict(options)
         return Project(
             spec.target,
             lines,

@@ -69,7 +69,13 @@ OFFLINE = {
     "CLEARML_OFFLINE_MODE": "1",
 }
 
-_OBSERVER = Path(__file__).with_name("network_observer.py")
+_OBSERVER, _PEAK_MEMORY = (Path(__file__).with_name(name) for name in ("network_observer.py", "peak_memory.py"))
+
+#: Where the second of them is in the volume of a test.
+_PEAK = "peak/peak_memory.py"
+
+#: Words before a command whose peak memory is printed (scripts/trainyard/image/peak_memory.py).
+MEASURED = ("python", f"{smoke_containers.FOLDER}/{_PEAK}")
 
 #: What a program prints that has started, and does not accept ``--help``.
 _USAGE = re.compile(r"(?i)^usage\b|--help")
@@ -247,7 +253,7 @@ class Tester:
     @contextmanager
     def sandbox(self) -> Iterator[SmokeSandbox]:
         """Yield a closed world with the data, an empty output folder, and the working directory as in the image."""
-        files = {"observer/sitecustomize.py": _OBSERVER.read_bytes()}
+        files = {"observer/sitecustomize.py": _OBSERVER.read_bytes(), _PEAK: _PEAK_MEMORY.read_bytes()}
         volumes = dict.fromkeys(self._tops, "rw") | {DATA: "ro"}
         with SmokeSandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")

@@ -40,11 +40,11 @@ def lock(spec: Spec) -> tuple[Spec, list[Path]]:
     """
     check_writable(spec.lock_file)  # before packages are resolved or a base is pulled, which take minutes
     if spec.base_spec().framework:
-        return _written(spec, _beside_base(spec, base_contents.inspect(spec)))
+        return write(spec, _beside_base(spec, base_contents.inspect(spec)))
     index, reason = package_index.choose(spec)
     if index == DEFAULT and reason:
         logger.warning(f"no lock for index '{spec.framework.index}': {reason}")
-    return _written(spec, _resolved(spec, dict.fromkeys((DEFAULT, index))))
+    return write(spec, _resolved(spec, dict.fromkeys((DEFAULT, index))))
 
 
 def lock_index(spec: Spec, index: str) -> tuple[Spec, list[Path]]:
@@ -55,11 +55,11 @@ def lock_index(spec: Spec, index: str) -> tuple[Spec, list[Path]]:
     """
     check_writable(spec.lock_file)
     known = spec.usable_lock or Lock()
-    return _written(spec, Lock({**known.sections, **_sections(spec, index, spec.packages, first=None)}, known.day))
+    return write(spec, Lock({**known.sections, **_sections(spec, index, spec.packages, first=None)}, known.day))
 
 
-def _written(spec: Spec, content: Lock) -> tuple[Spec, list[Path]]:
-    """Write a lock and the Dockerfiles that have it."""
+def write(spec: Spec, content: Lock) -> tuple[Spec, list[Path]]:
+    """Write a lock and the Dockerfiles that have it; return the spec with it, and their paths."""
     locks.write(spec.lock_file, content)
     spec = spec.with_lock(content)
     return spec, dockerfile.write(dockerfile.rendered(spec))

@@ -125,8 +125,8 @@ class Result:
         return [row for row in rows if row]
 
 
-def repository(spec: Spec) -> RepositorySpec:
-    """Return the spec of a repository whose images are tried: for a target of the catalogue, one that only extends it.
+def extending(spec: Spec) -> RepositorySpec:
+    """Return the spec of a repository; for a target of the catalogue, that of one that only extends it.
 
     Raises:
         UserError: it is an image.yaml outside the catalogue, or there is no lock.
@@ -134,7 +134,8 @@ def repository(spec: Spec) -> RepositorySpec:
     if spec.folder.is_relative_to(model.IMAGES):
         folder = spec.context.state / f"{spec.local_name}-tried"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / workspace.FILE).write_text(f"extends: {spec.target}\nname: {spec.target}-tried\n", encoding="utf-8")
+        text = f"extends: {spec.target}\nname: {spec.target}-tried\nplatforms: [{', '.join(spec.platforms)}]\n"
+        (folder / workspace.FILE).write_text(text, encoding="utf-8")
         if spec.usable_lock:
             locks.write(folder / locks.FILE, spec.usable_lock)
         # A lock of the catalogue is no lock of a repository, and is given to it.
@@ -142,7 +143,13 @@ def repository(spec: Spec) -> RepositorySpec:
     own = spec.repository(f"{spec.where}: give a target of the catalogue, or the folder of a {workspace.FILE}")
     if isinstance(own.lock, locks.Unreadable):
         raise UserError(own.lock.reason)
-    return own.model_copy(update={"target": f"{own.target}-bisect", "platforms": [own.platform]})
+    return own
+
+
+def repository(spec: Spec, purpose: str = "bisect") -> RepositorySpec:
+    """Return :func:`extending` under the name of what its images are tried for, for one platform."""
+    own = extending(spec)
+    return own.model_copy(update={"target": f"{own.target}-{purpose}", "platforms": [own.platform]})
 
 
 def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> Side:
@@ -229,7 +236,8 @@ def bisect(
         raise UserError(f"{good.name} and {bad.name} have the same packages")
     logger.info(stages.row("bisect", f"{len(mixture.changes)} packages differ between {good.name} and {bad.name}"))
     with state.file_lock(spec.context.state, spec.local_name, f"another process tries {spec.target}: waiting for it"):
-        record = _Record.load(spec.kept / "tries.json", _key(mixture, check), again=again)
+        ends = (mixture.lock(changes) for changes in (frozenset[str](), frozenset(mixture.changes)))
+        record = _Record.load(spec.kept / "tries.json", key(spec, check, *ends), again=again)
         tries = _Tries(mixture, check, record, try_)
         reason, values = tries.ends()
         found = culprit.search(list(mixture.changes), mixture.complete, tries)
@@ -251,12 +259,11 @@ def bisect(
     )
 
 
-def _key(mixture: Mixture, check: Check) -> str:
-    """Return the SHA-256 of what verdicts depend on besides the set of changes."""
-    spec = mixture.spec
+def key(spec: RepositorySpec, check: Check, *ends: Lock) -> str:
+    """Return the SHA-256 of what verdicts about locks depend on: these, the check, the code, and the smoke test."""
     digest = hashlib.sha256(repr((check, spec.workspace.config_hash, spec.extends.target)).encode())
-    for changes in (frozenset[str](), frozenset(mixture.changes)):
-        digest.update(mixture.lock(changes).text().encode())
+    for lock in ends:
+        digest.update(lock.text().encode())
     for file in workspace_check.require(spec):
         content = str(file.link).encode() if file.link is not None else file.source.read_bytes()
         digest.update(f"{file.path}\0{hashlib.sha256(content).hexdigest()}\0".encode())
@@ -430,19 +437,19 @@ def _measured(spec: Spec, image: str, check: Check) -> float:
     """
     values = []
     with stages.stage("measure") as stage:
-        for number in range(1, check.runs + 1):
-            stages.now(f"run {number} of {check.runs}")
+        for run in range(1, check.runs + 1):
+            stages.now(f"run {run} of {check.runs}")
             if check.command or spec.run:
                 tester = smoke_command.Tester(_subject(spec, image, check))
                 tester.check_run(tester.subject.smoke or SmokeRun())
-                values.append(_number(check.measure, tester.printed) if check.measure else tester.seconds)
+                values.append(number(check.measure, tester.printed) if check.measure else tester.seconds)
             else:
                 values.append(float(smoke_test.smoke(spec, image)["images_per_second"]))
         stage.done = ", ".join(f"{value:.4g}" for value in values)
     return statistics.median(values)
 
 
-def _number(pattern: str, lines: Sequence[str]) -> float:
+def number(pattern: str, lines: Sequence[str]) -> float:
     """Return the median of the numbers that lines have; the first of several is left out, which warms up.
 
     Raises:

@@ -16,7 +16,6 @@ from functools import cached_property
 from packaging.pylock import Package
 from packaging.utils import canonicalize_name
 
-import trainyard
 from trainyard.common.errors import UserError
 from trainyard.image import base_image, package_index, repository_lock, resolution
 from trainyard.image import framework_contradictions as contradictions
@@ -24,7 +23,7 @@ from trainyard.image.resolution import Request
 from trainyard.image.resolver import Failed, versions
 from trainyard.release.culprit import Changes
 from trainyard.spec import lock as locks
-from trainyard.spec.lock import DEFAULT, Lock, Origin, Pin, Section
+from trainyard.spec.lock import DEFAULT, Lock, Pin, Section
 from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import indexes, requirements, wheels
 from trainyard.workspace.lines import Line
@@ -271,14 +270,5 @@ class Mixture:
             texts = [pin.text() for _, (of_kind, pin) in sorted(mixed.items()) if of_kind == kind]
             sections[section] = "".join([*texts, self._built.get(section, "")])
         spec, known = self.spec, self.bad.lock.origin if self.bad.lock else None
-        return Lock(
-            sections,
-            origin=Origin(
-                version=trainyard.__version__,
-                contents=repository_lock.contents(spec),
-                target=spec.extends.target,
-                base=known.base if known else base_image.lockable_reference(spec.base, spec.context),
-                inputs=repository_lock.inputs(spec, Lock(sections)),
-                framework="a mixture",  # its versions are those of the lock, not of the target
-            ),
-        )
+        base = known.base if known else base_image.lockable_reference(spec.base, spec.context)
+        return repository_lock.trial(spec, sections, base)
