@@ -135,7 +135,9 @@ class Outcome:
     """Hold what became of a repository.
 
     Attributes:
-        named: groups of culprits. The guilty are found if each is in one, and no group is without any.
+        misfits: two packages that fit together in no mixture, if there are two.
+        named: groups of culprits, ``inseparable``: whether no part of one resolves. The guilty are found if each is in
+            one, and no group is without any.
         changes: number of packages that differ, ``tries``: between the two locks.
         again: tries that the run after the interruption did again.
         seconds: of the search, with the part before the interruption.
@@ -144,7 +146,9 @@ class Outcome:
     number: int
     kind: str
     guilty: list[str]
+    misfits: list[str]
     named: list[list[str]]
+    inseparable: bool
     changes: int
     tries: int
     again: int
@@ -165,7 +169,7 @@ class Outcome:
         named = "; ".join(", ".join(group) for group in self.named) or "nothing"
         named = named if self.found else f"**wrong**: {named}"
         return (
-            f"| {self.number} | {self.kind} | {', '.join(self.guilty)} | {named} "
+            f"| {self.number} | {self.kind} | {', '.join(self.guilty)} | {', '.join(self.misfits)} | {named} "
             f"| {self.changes} | {self.tries} | {self.most} | {self.again} | {self.seconds:.0f} |"
         )
 
@@ -235,16 +239,27 @@ def run(number: int, folder: Path, *, images: bool) -> Outcome:
 
     started = time.monotonic()
     groups: list[list[str]] = []
-    tries = 0
+    tries, inseparable = 0, True
     with contextlib.suppress(StepFailed, UserError):
         try:
             found = bisect.bisect(spec, good, bad, check, try_=bisect.in_image if images else judge)
         except KeyboardInterrupt:
             found = bisect.bisect(spec, good, bad, check, try_=judge)
         groups, tries = [[text.split()[0] for text in group] for group in found.culprits], found.tries
+        inseparable = found.apart
     seconds = round(time.monotonic() - started, 1)
-    again = len(judged) - len({*judged})
-    return Outcome(number + 1, rule.kind, sorted(rule.guilty), groups, len(mixture.changes), tries, again, seconds)
+    return Outcome(
+        number=number + 1,
+        kind=rule.kind,
+        guilty=sorted(rule.guilty),
+        misfits=sorted(rule.apart),
+        named=groups,
+        inseparable=inseparable,
+        changes=len(mixture.changes),
+        tries=tries,
+        again=len(judged) - len({*judged}),
+        seconds=seconds,
+    )
 
 
 def report(outcomes: Sequence[Outcome], images: Sequence[Outcome], machine: Mapping[str, str]) -> str:
@@ -252,18 +267,21 @@ def report(outcomes: Sequence[Outcome], images: Sequence[Outcome], machine: Mapp
     alone = [one for one in outcomes if len(one.guilty) == 1]
     both = [one for one in outcomes if len(one.guilty) == 2]
     found = sum(one.found for one in outcomes)
-    grouped = sum(one.found and len(one.named) == 1 and len(one.named[0]) > 1 for one in alone)
+    grouped = [one for one in outcomes if one.found and any(len(group) > 1 for group in one.named)]
+    demanded = sum(one.inseparable for one in grouped)
+    fitting = [one for one in alone if not one.misfits]
     tried = [
         f"In images: {', '.join(one.guilty)} ({one.kind}), {one.tries} tries among {one.changes} packages, "
         f"{one.seconds / 60:.1f} min with both ends, named: {'; '.join(map(', '.join, one.named)) or 'nothing'}."
         for one in images
     ]
     counts = [
-        f"Found: {found} of {len(outcomes)}; {grouped} of them as one of a group whose packages demand each other, so "
-        "that no smaller set resolves.",
+        f"Found: {found} of {len(outcomes)}; {demanded} of them in a group whose packages demand each other, so that "
+        f"no smaller set resolves, and {len(grouped) - demanded} in one whose parts could not be judged.",
         f"With one guilty package, {sum(one.tries <= one.most for one in alone)} of {len(alone)} took at most "
         f"log2 N + 2 tries; the median was {statistics.median([one.tries for one in alone] or [0]):g}, the most "
-        f"{max([one.tries for one in alone], default=0)}.",
+        f"{max([one.tries for one in alone], default=0)}. Without misfits it was "
+        f"{sum(one.tries <= one.most for one in fitting)} of {len(fitting)}.",
         f"With two, which are searched for one after the other, {sum(one.tries <= 2 * one.most for one in both)} of "
         f"{len(both)} took at most twice that.",
         f"After the interruption, {sum(one.again for one in outcomes)} tries were done again.",
@@ -279,8 +297,8 @@ def report(outcomes: Sequence[Outcome], images: Sequence[Outcome], machine: Mapp
             f"{machine['date']} on {machine['cores']} cores,",
             f"{machine['cpu']}, with a load average of {machine['load']}.",
             "",
-            "| | kind | guilty | named | packages that differ | tries | log2 N + 2 | again | s |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| | kind | guilty | misfits | named | packages that differ | tries | log2 N + 2 | again | s |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *(one.row() for one in outcomes),
             "",
             *(f"- {text}" for text in counts),

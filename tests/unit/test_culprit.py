@@ -127,6 +127,24 @@ def test_a_set_that_cannot_be_judged_is_passed_over() -> None:
     assert found.culprits == (frozenset(["p09"]),) and found.apart
 
 
+def misfitting(misfits: set[str], guilty: str) -> Callable[[Changes], Outcome]:
+    """Return a judge who cannot judge a set that has one of two changes."""
+    return lambda changes: "unresolved" if len(changes & misfits) == 1 else breaks([guilty])(changes)
+
+
+def test_sets_that_cannot_be_judged_tell_which_halves_to_try_next() -> None:
+    """Two packages fit together in no mixture: half of all halves have one of them."""
+    seen = []
+    for position in range(0, 60, 4):
+        misfits = {f"p{position:02}", f"p{(7 * position + 30) % 59 + 1:02}"}
+        guilty = f"p{(11 * position + 5) % 60:02}"
+        if guilty not in misfits:
+            tries = Tries(misfitting(misfits, guilty))
+            assert search(names(60), tries).culprits == (frozenset([guilty]),)
+            seen.append(len(tries.seen))
+    assert sum(seen) / len(seen) <= math.log2(60) + 1 + 2 and max(seen) <= math.log2(60) + 1 + 5
+
+
 def test_what_cannot_be_taken_apart_is_one_group() -> None:
     def judge(changes: Changes) -> Outcome:
         return "unresolved" if 0 < len(changes & {"p05", "p06", "p07"}) < 3 else breaks(["p06"])(changes)

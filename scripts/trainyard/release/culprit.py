@@ -11,6 +11,7 @@ minutes.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ Outcome = Literal["good", "bad", "unresolved"]
 
 #: How many sets that cannot be judged are passed over, until what is left counts as one group.
 PATIENCE = 6
+
+#: How many halves are compared by what has been seen, without asking what resolves.
+WAYS = 32
 
 #: How far a set may be from the middle of two others, as a share of what is between them.
 NEAR = 0.1
@@ -149,12 +153,32 @@ class _Search:
     def _between(self, low: Changes, high: Changes) -> Iterator[Changes | None]:
         """Yield sets that can be tried, about half of what is between two; then None, and those of single changes."""
         rest = [change for change in self._order if change in high and change not in low]
-        for way in range(PATIENCE + 2):
-            half = self._grown(low, high, random.Random(way).sample(rest, len(rest)))
+        halves = [self._grown(low, high, random.Random(way).sample(rest, len(rest))) for way in range(WAYS)]
+        suspects = self._suspects(rest)
+        halves.sort(key=lambda half: sum(one in half and other not in half for one, other in suspects))
+        for half in halves[: PATIENCE + 2]:
             yield self._complete(half, high) or high
         yield None
         for change in rest:
             yield self._complete(low | {change}, high) or high
+
+    def _suspects(self, rest: Sequence[str]) -> list[tuple[str, str]]:
+        """Return pairs that may be the reason for all that could not be judged: the one was tried without the other.
+
+        A pair is suspected in both orders, unless a set was judged that has the one without the other.
+        """
+        unclear = [changes for changes, verdict in self._known.items() if verdict.outcome == "unresolved"]
+        clear = [changes for changes, verdict in self._known.items() if verdict.outcome != "unresolved"]
+        suspects = []
+        for one, other in itertools.combinations(rest if unclear else (), 2):
+            orders = [
+                (first, second)
+                for first, second in ((one, other), (other, one))
+                if not any(first in changes and second not in changes for changes in clear)
+            ]
+            if all(any(first in changes and second not in changes for first, second in orders) for changes in unclear):
+                suspects += orders
+        return suspects
 
     def _grown(self, low: Changes, high: Changes, changes: Sequence[str]) -> Changes:
         """Return ``low`` with changes and what they are known to need, as many as fit into a half."""
