@@ -153,11 +153,17 @@ class _Search:
     def _between(self, low: Changes, high: Changes) -> Iterator[Changes | None]:
         """Yield sets that can be tried, about half of what is between two; then None, and those of single changes."""
         rest = [change for change in self._order if change in high and change not in low]
-        halves = [self._grown(low, high, random.Random(way).sample(rest, len(rest))) for way in range(WAYS)]
         suspects = self._suspects(rest)
-        halves.sort(key=lambda half: sum(one in half and other not in half for one, other in suspects))
-        for half in halves[: PATIENCE + 2]:
-            yield self._complete(half, high) or high
+
+        def half(way: int) -> Changes:
+            return self._grown(low, high, random.Random(way).sample(rest, len(rest)))
+
+        def split(way: int) -> int:
+            chosen = half(way)
+            return sum(one in chosen and other not in chosen for one, other in suspects)
+
+        for way in (sorted(range(WAYS), key=split) if suspects else range(WAYS))[: PATIENCE + 2]:
+            yield self._complete(half(way), high) or high
         yield None
         for change in rest:
             yield self._complete(low | {change}, high) or high
