@@ -135,6 +135,18 @@ def test_a_set_that_resolves_only_with_what_it_may_not_have_is_none(spec: Reposi
     assert found.complete(frozenset(["alpha"]), frozenset(["alpha"])) is None
 
 
+def test_no_index_is_asked_for_a_mixture_once_both_sides_have_resolved(
+    spec: RepositorySpec, index: PackageIndex
+) -> None:
+    found = mixture(spec)
+    everything = frozenset(found.changes)
+    assert found.complete(everything, everything) == everything
+    index.seen.clear()
+    assert found.complete(frozenset(["eager"]), everything) == {"eager", "base", "old"}
+    assert found.with_needs(frozenset(["eager"])) == {"eager", "base", "old"}, "it is known now"
+    assert not index.seen
+
+
 def test_a_mixed_lock_has_the_pins_of_the_two_with_their_hashes(spec: RepositorySpec) -> None:
     found = mixture(spec)
     ends = [found.lock(frozenset()), found.lock(frozenset(found.changes))]

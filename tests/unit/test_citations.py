@@ -34,7 +34,7 @@ PATH = re.compile(
 )
 
 #: Files that a page asks its reader to create.
-CREATED_BY_READERS = {"trainers/torch/leaves.py"}
+CREATED_BY_READERS = {"trainers/torch/leaves.py", ".github/workflows/updates.yml"}
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 RULE = re.compile(r"(?<![\w.-])(R\d{1,2}(?:\.\d{1,2})?)(?![\w-])")
 URL = re.compile(r"https?://[^\s\"'`<>\\|)\]}]+")

@@ -17,7 +17,7 @@ from trainyard.common.installation import checkout
 from trainyard.common.registration import neighbours
 from trainyard.lint import waivers
 from trainyard.project import generated
-from trainyard.release import audit
+from trainyard.release import audit, pipelines
 from trainyard.spec import matrix
 from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
 
@@ -96,7 +96,8 @@ def programs(root: Path, commands: Any) -> dict[str, list[str]]:
     """Return the name of each check by another program -> its command, to be run in ``root``, the checkout."""
     dockerfiles = [relative(path) for path in generated.rendered(commands) if path.name.startswith("Dockerfile")]
     dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
-    workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))]
+    updates = relative(pipelines.UPDATES)
+    workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))] + [f"{updates}/updates.yml"]
     schema = [_tool("check-jsonschema"), "--quiet", "--builtin-schema"]
     return {
         "mypy": [_tool("mypy"), "--no-error-summary"],  # the longest first
@@ -104,8 +105,9 @@ def programs(root: Path, commands: Any) -> dict[str, list[str]]:
         "ruff check": [_tool("ruff"), "check", "--quiet", "--output-format=concise"],
         "ruff format": [_tool("ruff"), "format", "--check", "--quiet"],
         "workflow schema": [*schema, "vendor.github-workflows", *workflows],
-        "Dependabot schema": [*schema, "vendor.dependabot", ".github/dependabot.yml"],
-        "zizmor": [_tool("zizmor"), "--offline", "--quiet", "--no-progress", ".github"],
+        "Dependabot schema": [*schema, "vendor.dependabot", ".github/dependabot.yml", f"{updates}/dependabot.yml"],
+        "Renovate schema": [*schema, "vendor.renovate", f"{updates}/renovate.json"],
+        "zizmor": [_tool("zizmor"), "--offline", "--quiet", "--no-progress", ".github", f"{updates}/updates.yml"],
     }
 
 

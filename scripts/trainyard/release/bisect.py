@@ -240,7 +240,7 @@ def bisect(
         record = _Record.load(spec.kept / "tries.json", key(spec, check, *ends), again=again)
         tries = _Tries(mixture, check, record, try_)
         reason, values = tries.ends()
-        found = culprit.search(list(mixture.changes), mixture.complete, tries)
+        found = culprit.search(list(mixture.changes), mixture.with_needs, mixture.complete, tries)
     culprits = sorted(sorted(group) for group in found.culprits)
     kept = [(name, mixture.changes[name][0]) for group in culprits for name in group]
     return Result(

@@ -4,12 +4,15 @@ This is delta debugging (https://www.st.cs.uni-saarland.de/papers/tse2002/) betw
 bad: what lies between them is halved, and the last change of the set is found after log2 of their number. That change
 is then tried alone; if it is good alone, it breaks together with another one, which is searched for in the same way.
 
-It is a function of two others, which know what changes are: one completes a set to one that can be tried, as a package
-needs others in certain versions, and one tries a set.
+It is a function of others, which know what changes are: one completes a set to one that can be tried, as a package
+needs others in certain versions, which takes seconds; one tells what is known of that; and one tries a set, which takes
+minutes.
 """
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +24,12 @@ Outcome = Literal["good", "bad", "unresolved"]
 
 #: How many sets that cannot be judged are passed over, until what is left counts as one group.
 PATIENCE = 6
+
+#: How many halves are compared by what has been seen, without asking what resolves.
+WAYS = 32
+
+#: How far a set may be from the middle of two others, as a share of what is between them.
+NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Verdict:
 #: ``complete(must, may)``: the smallest set it knows that contains ``must``, is within ``may``, and can be tried; None
 #: if there is none.
 Complete = Callable[[Changes, Changes], Changes | None]
+#: ``needs(changes)``: a set with what is known by now to be needed by it, without asking.
+Needs = Callable[[Changes], Changes]
 Test = Callable[[Changes], Verdict]
 
 
@@ -58,19 +69,19 @@ class Found:
     apart: bool
 
 
-def search(order: Sequence[str], complete: Complete, test: Test) -> Found:
+def search(order: Sequence[str], needs: Needs, complete: Complete, test: Test) -> Found:
     """Find the changes that are needed for a bad outcome.
 
     Args:
         order: all changes; without any the outcome is good, with all of them it is bad.
         test: is called for each set once.
     """
-    return _Search(order, complete, test).run()
+    return _Search(order, needs, complete, test).run()
 
 
 class _Search:
-    def __init__(self, order: Sequence[str], complete: Complete, test: Test) -> None:
-        self._order, self._complete, self._ask = order, complete, test
+    def __init__(self, order: Sequence[str], needs: Needs, complete: Complete, test: Test) -> None:
+        self._order, self._needs, self._complete, self._ask = order, needs, complete, test
         self._known: dict[Changes, Verdict] = {
             frozenset(): Verdict("good"),
             frozenset(order): Verdict("bad"),
@@ -128,31 +139,60 @@ class _Search:
         between = len(high - low)
         best: Changes | None = None
         for middle in self._between(low, high):
-            if not low < middle < high or middle in passed_over:
+            if middle is None and best:
+                break
+            if middle is None or not low < middle < high or middle in passed_over:
                 continue
             distance = abs(2 * len(middle - low) - between)
-            if 2 * distance <= between:
+            if distance <= max(1, between * NEAR):
                 return middle
             if best is None or distance < abs(2 * len(best - low) - between):
                 best = middle
         return best
 
-    def _between(self, low: Changes, high: Changes) -> Iterator[Changes]:
-        """Yield sets that can be tried: halves, completed; what is about a half, one by one; single changes."""
+    def _between(self, low: Changes, high: Changes) -> Iterator[Changes | None]:
+        """Yield sets that can be tried, about half of what is between two; then None, and those of single changes."""
         rest = [change for change in self._order if change in high and change not in low]
-        half = len(rest) // 2
-        for part in (rest[:half], rest[half:]):
-            yield self._complete(low | frozenset(part), high) or high
-        for changes in (rest, rest[::-1]):
-            yield self._grown(low, high, changes, len(low) + half)
+        suspects = self._suspects(rest)
+
+        def half(way: int) -> Changes:
+            return self._grown(low, high, random.Random(way).sample(rest, len(rest)))
+
+        def split(way: int) -> int:
+            chosen = half(way)
+            return sum(one in chosen and other not in chosen for one, other in suspects)
+
+        for way in (sorted(range(WAYS), key=split) if suspects else range(WAYS))[: PATIENCE + 2]:
+            yield self._complete(half(way), high) or high
+        yield None
         for change in rest:
             yield self._complete(low | {change}, high) or high
 
-    def _grown(self, low: Changes, high: Changes, changes: Sequence[str], size: int) -> Changes:
-        """Return ``low`` with changes, as many as fit into a size."""
-        grown = low
-        for change in changes:
-            if change not in grown and len(grown) < size:
-                more = self._complete(grown | {change}, high)
-                grown = more if more is not None and len(more) <= size else grown
+    def _suspects(self, rest: Sequence[str]) -> list[tuple[str, str]]:
+        """Return pairs that may be the reason for all that could not be judged: the one was tried without the other.
+
+        A pair is suspected in both orders, unless a set was judged that has the one without the other.
+        """
+        unclear = [changes for changes, verdict in self._known.items() if verdict.outcome == "unresolved"]
+        clear = [changes for changes, verdict in self._known.items() if verdict.outcome != "unresolved"]
+        suspects = []
+        for one, other in itertools.combinations(rest if unclear else (), 2):
+            orders = [
+                (first, second)
+                for first, second in ((one, other), (other, one))
+                if not any(first in changes and second not in changes for changes in clear)
+            ]
+            if all(any(first in changes and second not in changes for first, second in orders) for changes in unclear):
+                suspects += orders
+        return suspects
+
+    def _grown(self, low: Changes, high: Changes, changes: Sequence[str]) -> Changes:
+        """Return ``low`` with changes and what they are known to need, as many as fit into a half."""
+        size = len(low) + len(high - low) // 2
+        grown, before = low, None
+        while grown != before:
+            before = grown
+            for change in changes:
+                more = self._needs(grown | {change})
+                grown = more if len(more) <= size and more <= high else grown
         return grown

@@ -171,7 +171,7 @@ class Mixture:
     def complete(self, must: Changes, may: Changes) -> Changes | None:
         """Return the smallest set of changes that uv finds to resolve; None if there is none (see ``culprit``)."""
         if (must, may) not in self._completed:
-            self._completed[must, may] = self._complete(must, may) if self._resolvable else must
+            self._completed[must, may] = self._complete(must, may, self._offline) if self._resolvable else must
         return self._completed[must, may]
 
     @cached_property
@@ -179,20 +179,25 @@ class Mixture:
         """Return whether both sides resolve; they do not if the repository's requirements contradict them."""
         everything = frozenset(self.changes)
         for side, changes in ((self.good, frozenset[str]()), (self.bad, everything)):
-            if self._complete(changes, changes) != changes:
+            if self._complete(changes, changes, self.spec) != changes:
                 logger.warning(f"the packages of {side.name} do not resolve: mixtures are tried whether or not they do")
                 return False
         return True
 
-    def _complete(self, must: Changes, may: Changes) -> Changes | None:
+    @cached_property
+    def _offline(self) -> RepositorySpec:
+        """The spec with which uv asks no index: when both sides have resolved, it knows all that mixtures have."""
+        return self.spec.model_copy(update={"context": replace(self.spec.context, offline=True)})
+
+    def _complete(self, must: Changes, may: Changes, spec: RepositorySpec) -> Changes | None:
         """Add to a set what uv says is missing: a newer package, and an older one that do not go together.
 
         Everything has one version, so that uv has nothing to search for.
         """
-        while (must := self._with_needs(must)) <= may:
+        while (must := self.with_needs(must)) <= may:
             lines, constraints = self._asked_for(must, may)
             try:
-                found = versions(resolution.resolve(self._request(lines, constraints), sized=False))
+                found = versions(resolution.resolve(self._request(lines, constraints, spec), sized=False))
                 missing = frozenset(name for name in found if name in self.changes) - must
                 missing = frozenset(name for name in missing if not self.changes[name][0])
                 if not missing:
@@ -210,7 +215,7 @@ class Mixture:
             must |= missing
         return None
 
-    def _with_needs(self, changes: Changes) -> Changes:
+    def with_needs(self, changes: Changes) -> Changes:
         """Return changes with those that they are known to need."""
         found, added = changes, changes
         while added:
@@ -230,9 +235,9 @@ class Mixture:
                 constraints.append(f"{name}=={pair[1]}" if pair[1] and name in may else f"{name}<0.dev0")
         return lines, constraints
 
-    def _request(self, lines: list[str], constraints: list[str]) -> Request:
+    def _request(self, lines: list[str], constraints: list[str], spec: RepositorySpec) -> Request:
         known = {name: f"{name}=={pin.version}\n" for name, (_, pin) in self.good.pins[self.index].items()}
-        return replace(self._asked.request(self.index, lines, constraints, self._excluded), known=known)
+        return replace(self._asked.request(self.index, lines, constraints, self._excluded), known=known, spec=spec)
 
     @cached_property
     def _asked(self) -> _Asked:

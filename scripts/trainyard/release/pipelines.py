@@ -97,7 +97,12 @@ ACTIONS = {
     "checkout": "actions/checkout@08c6903cd8c0fde910a37f88322edcfb5dd907a8  # v5.0.0",
     "auth": "google-github-actions/auth@7c6bc770dae815cd3e89ee6cdf493a5fab2cc093  # v3",
     "setup_gcloud": "google-github-actions/setup-gcloud@aa5489c8933f4cc7a4f7d45035b3b1440c9c10db  # v3.0.1",
+    "upload_artifact": "actions/upload-artifact@ea165f8d65b6e75b540449e92b4886f43607fa02  # v4.6.2",
+    "download_artifact": "actions/download-artifact@d3f86a106a0bac45b974a628896c90dbdf5c8093  # v4.3.0",
 }
+
+#: Files that users copy, to update their repositories on a schedule; the workflow is generated.
+UPDATES = ROOT / "examples" / "updates"
 
 
 def schedule_of(spec: Spec) -> Schedule | None:
@@ -169,7 +174,9 @@ def variables(schedule: Schedule, specs: list[Spec]) -> dict[str, Any]:
 
 def rendered(specs: list[Spec]) -> dict[Path, tuple[str, dict[str, Any]]]:
     """Return path of every generated file -> name and variables of its template."""
-    files = {}
+    files: dict[Path, tuple[str, dict[str, Any]]] = {
+        UPDATES / "updates.yml": ("updates-workflow.yml.j2", {"actions": ACTIONS})
+    }
     for schedule in (PUSHED, NIGHTLY):
         if mine := [spec for spec in specs if schedule_of(spec) is schedule]:
             values = variables(schedule, mine)
