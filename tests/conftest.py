@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import examples
 from tests.miniature import Miniature
@@ -36,6 +37,10 @@ for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 for name in ("FORCE_COLOR", "PY_COLORS", "COLUMNS"):
     os.environ.pop(name, None)
+
+# An example that takes long says that the machine is busy, nothing about what is tested.
+settings.register_profile("without deadline", settings.default, deadline=None)
+settings.load_profile("without deadline")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -167,7 +167,7 @@ def test_generated_files_are_read_as_gcloud_reads_them(gcloud_loader: Loader) ->
     kinds = Counter[str]()
 
     # The same files in every run, so that a change of the code alone can fail it.
-    @settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=600, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(text=files())
     def compare(text: str) -> None:
         (kind,) = agree(gcloud_loader, text)
@@ -177,7 +177,7 @@ def test_generated_files_are_read_as_gcloud_reads_them(gcloud_loader: Loader) ->
     assert min(kinds["message"], kinds["error"]) >= 100, "files of one kind alone say little"
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="steps:name- \n{}[],'\"#&*!|>%@`?~0\t\u0001é", max_size=40))
 def test_any_text_is_read_as_gcloud_reads_it(gcloud_loader: Loader, text: str) -> None:
     agree(gcloud_loader, text)

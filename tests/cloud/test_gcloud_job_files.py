@@ -320,7 +320,7 @@ def test_a_file_is_refused_if_gcloud_refuses_it(refusal: Refusal, kind: str, tex
 
 
 # The same files in every run, so that a change of the code alone can fail it.
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(file=files())
 def test_generated_files_are_refused_if_gcloud_refuses_them(refusal: Refusal, file: tuple[str, str]) -> None:
     kind, text = file

@@ -411,7 +411,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), suppress_health_check=list(HealthCheck))
 @given(tree=st.dictionaries(st.sampled_from(KEYS), trees, min_size=1, max_size=5), region=st.sampled_from([None, "x"]))
 def test_any_yaml_is_judged_or_refused_in_one_line(tree: dict[str, Any], region: str | None) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True)
@@ -425,7 +425,7 @@ def test_any_yaml_is_judged_or_refused_in_one_line(tree: dict[str, Any], region:
         assert one.where.startswith("job.yaml") and one.what and isinstance(one.severity, Severity)
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="ab:-{}[]&*!|>'\"#%@`?, \n\tworkerPoolSpecs0123.\x00\x85", max_size=60))
 def test_any_text_is_a_job_or_an_error_in_one_line(text: str) -> None:
     try:

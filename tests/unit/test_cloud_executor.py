@@ -180,7 +180,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), suppress_health_check=list(HealthCheck))
 @given(data=st.dictionaries(KEYS, ANYTHING, max_size=5), step=st.dictionaries(KEYS, ANYTHING, max_size=4))
 def test_any_data_is_judged_without_a_traceback(data: dict[Any, Any], step: dict[Any, Any]) -> None:
     for config in (data, data | {"steps": [STEP | step, STEP]}):
@@ -190,7 +190,7 @@ def test_any_data_is_judged_without_a_traceback(data: dict[Any, Any], step: dict
             assert load(config | {"substitutions": {**(found.body["substitutions"])}}).steps
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="steps:name- \n{}[],'\"#&*!|>%@`?~0123<\t\u0001é", max_size=60))
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     try:

@@ -110,14 +110,14 @@ def expansions(draw: st.DrawFn) -> str:
     return f"${{{name}{kind}{pattern}}}"
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(expansions(), min_size=1, max_size=25, unique=True))
 def test_generated_expansions_have_the_meaning_that_bash_gives_them(texts: list[str]) -> None:
     ours = [substitutions.substitute(text, VALUES, dynamic=True) for text in texts]
     assert dict(zip(texts, ours, strict=True)) == dict(zip(texts, bash(texts), strict=True))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(text=st.text(alphabet="${}_AB:-#%/^,*?[]\\'\"1 ", max_size=30))
 def test_any_text_is_expanded_or_left_unchanged(text: str) -> None:
     try:

@@ -164,7 +164,7 @@ def problems(draw: st.DrawFn) -> tuple[list[str], dict[str, list[str]], list[lis
     return order, needs, draw(st.lists(group, min_size=1, max_size=2))
 
 
-@settings(max_examples=examples(2000), deadline=None)
+@settings(max_examples=examples(2000))
 @given(problems())
 def test_the_result_is_bad_and_nothing_of_it_can_be_left_out(
     problem: tuple[list[str], dict[str, list[str]], list[list[str]]],
@@ -183,7 +183,7 @@ def test_the_result_is_bad_and_nothing_of_it_can_be_left_out(
     assert len(tries.seen) == len(set(tries.seen))
 
 
-@settings(max_examples=examples(2000), deadline=None)
+@settings(max_examples=examples(2000))
 @given(problems())
 def test_a_single_culprit_takes_few_tries_whatever_packages_need(
     problem: tuple[list[str], dict[str, list[str]], list[list[str]]],

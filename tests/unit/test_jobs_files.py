@@ -111,7 +111,7 @@ def test_labels_keep_their_spelling(tmp_path: Path) -> None:
 # --- YAML -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=12), max_size=4))
 def test_yaml_means_the_same_to_readers_of_yaml_1_1_and_1_2(words: list[str]) -> None:
     dumped = yaml_writer.dump({"args": words})

@@ -226,9 +226,7 @@ def _check(env: dict[str, str], status: int, out: str, err: str, slept: float) -
 
 
 # Deterministic: the same cases in every run, in a few seconds.
-quick = settings(
-    derandomize=True, deadline=None, database=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
+quick = settings(derandomize=True, database=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

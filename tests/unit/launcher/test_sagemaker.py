@@ -188,7 +188,7 @@ JSON = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, database=None, max_examples=examples(100))
+@settings(derandomize=True, database=None, max_examples=examples(100))
 @given(content=st.binary(max_size=60) | JSON.map(lambda data: json.dumps(data).encode()))
 def test_any_hyperparameters_give_arguments_or_one_line(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

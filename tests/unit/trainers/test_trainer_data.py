@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trainers.common import mnist_data, order
 from trainers.common.exits import UserError
@@ -51,7 +51,6 @@ def test_the_same_seed_writes_the_same_bytes(digits_folder: Path, tmp_path: Path
     assert other.read_bytes() != (digits_folder / "train-labels-idx1-ubyte").read_bytes()
 
 
-@settings(deadline=None)  # writing files can be slow on a busy machine
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.booleans())
 def test_idx_files_read_back_as_written(tmp_path_factory: pytest.TempPathFactory, shape: list[int], gz: bool) -> None:
     array = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)

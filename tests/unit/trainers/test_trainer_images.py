@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from trainers.common import flowers_data, images, tfrecord
@@ -216,7 +216,6 @@ def test_an_example_without_an_image_is_reported_with_its_features() -> None:
         tfrecord.image_and_label(b"\x0a\xff\xff", "x")
 
 
-@settings(deadline=None)  # the first call imports protobuf
 @given(st.binary(max_size=64))
 def test_any_bytes_are_an_example_or_a_user_error(data: bytes) -> None:
     with pytest.raises(UserError):

@@ -222,7 +222,7 @@ def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
 NAMES = st.from_regex(r"\A([a-z.0-9]{1,90}/){0,3}[a-zé][a-z0-9]{0,40}\.(jpg|txt)\Z")
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(max_examples=examples(60))
 @given(st.lists(NAMES, min_size=1, max_size=6, unique=True), st.sampled_from([0, 1, 2]), st.integers(0, 2000))
 def test_members_are_those_of_pythons_tarfile(names: list[str], form: int, size: int) -> None:
     buffer = io.BytesIO()
