@@ -321,10 +321,11 @@ def main() -> None:
         os.environ["TRAINYARD_BUILD"] = f"{temporary}/state"
         for folder, number in (("outcomes", given.number), ("images", given.images)):
             (Path(temporary) / folder).mkdir()
-            for position in range(len(known[folder]), number):
+            have = {one["number"] - 1 for one in known[folder]}
+            for position in sorted({*range(number)} - have):
                 outcome = run(position, Path(temporary) / folder, images=folder == "images")
                 say(outcome.row())
-                known[folder].append(asdict(outcome))
+                known[folder] = sorted([*known[folder], asdict(outcome)], key=lambda one: int(one["number"]))
                 host = trainers.machine("cpu")
                 known["machine"] = {name: host[name] for name in ("cpu", "cores", "date")}
                 known["machine"]["load"] = f"{os.getloadavg()[1]:.1f}"
