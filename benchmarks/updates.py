@@ -196,7 +196,9 @@ def repository(folder: Path, asked: Sequence[str]) -> RepositorySpec:
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
     (folder / "rule.json").write_text("{}", encoding="utf-8")
     (folder / "trainyard.yaml").write_text(
-        "extends: tf-cpu\nrun: python train.py\nrequirements: pyproject.toml\nsmoke: {args: []}\n", encoding="utf-8"
+        "extends: tf-cpu\nplatforms: [linux/amd64]\nrun: python train.py\nrequirements: pyproject.toml\n"
+        "smoke: {args: []}\n",
+        encoding="utf-8",
     )
     ours = sorted(model.load("tf-cpu", "amd64").locked().versions)
     exempt = ", ".join(f'{package} = "2099-01-01T00:00:00Z"' for package in ours)
