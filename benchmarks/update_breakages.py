@@ -1,4 +1,4 @@
-"""How often `trainyard update` leaves out what breaks a repository, and takes what breaks nothing.
+"""Measure how often `trainyard update` leaves out what breaks a repository, and takes what breaks nothing.
 
     python -m benchmarks.update_breakages           20 repositories, each without and with a breakage
     python -m benchmarks.update_breakages --save    also writes benchmarks/results/update_breakages.json and .md

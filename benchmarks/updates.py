@@ -1,4 +1,4 @@
-"""How often `trainyard bisect` names the packages that broke a repository, and in how many tries.
+"""Measure how often `trainyard bisect` names the packages that broke a repository, and in how many tries.
 
     python -m benchmarks.updates             30 repositories
     python -m benchmarks.updates --save      also writes benchmarks/results/updates.json and .md; those it has are kept

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,3 +105,15 @@ def lock(spec: Spec, *more: Pin) -> None:
 def lock_without_resolution(folder: str) -> None:
     """:func:`lock` the repository of a folder."""
     lock(model.load(folder))
+
+
+def command_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``trainyard`` in a repository, with its state beside it. Raises CalledProcessError if it fails."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainyard", *words],
+        cwd=folder,
+        env=os.environ | {"TRAINYARD_BUILD": str(folder.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )

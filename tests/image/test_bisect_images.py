@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.workspaces import command_in
 
 pytestmark = pytest.mark.slow("tests/unit/test_bisect.py, with the same search over locks and without images")
 
@@ -29,16 +29,7 @@ def test_the_package_that_broke_a_repository_is_named_and_verdicts_are_kept(tmp_
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
-
-    def trainyard(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "trainyard", *words],
-            cwd=folder,
-            env=os.environ | {"TRAINYARD_BUILD": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    trainyard = partial(command_in, folder)
 
     def locked(requirements: tuple[str, ...]) -> None:
         (folder / "trainyard.yaml").write_text(SPEC.format(", ".join(requirements)))

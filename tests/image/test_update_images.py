@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.workspaces import command_in
 
 pytestmark = pytest.mark.slow("tests/unit/test_update.py, with the same groups over locks and without images")
 
@@ -33,16 +33,7 @@ def test_a_year_old_lock_ends_with_a_report_and_without_the_culprit(tmp_path: Pa
     folder = tmp_path / "repository"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
-
-    def trainyard(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "trainyard", *words],
-            cwd=folder,
-            env=os.environ | {"TRAINYARD_BUILD": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    trainyard = partial(command_in, folder)
 
     for requirements in ("einops==0.8.0, pluggy==1.5.0, tabulate==0.9.0", "einops, pluggy, tabulate"):
         (folder / "trainyard.yaml").write_text(SPEC.format(requirements))

@@ -92,11 +92,13 @@ class Images:
     def __init__(self, judge: Callable[[dict[str, str]], Measured | str] = lambda _: "") -> None:
         self.seen: list[dict[str, str]] = []
         self.again: list[dict[str, str]] = []
+        self.bounds = Bounds()
         self._judge = judge
 
     def __call__(self, spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
         assert repository_lock.is_current(spec), "a build would lock it again"
         (self.again if again else self.seen).append(own(spec.usable_lock))
+        self.bounds = bounds
         found = self._judge(own(spec.usable_lock))
         return found if isinstance(found, Measured) else replace(GOOD, failure=found)
 
@@ -563,6 +565,21 @@ def test_a_branch_a_commit_and_a_report_are_made(
     assert git(spec, "status", "--porcelain") == "?? body.md\n"
 
 
+def test_bounds_and_runs_are_options(spec: RepositorySpec, images: Images, trainyard: Callable[..., Result3]) -> None:
+    options = ("--slower", "2", "--larger", "3", "--runs", "5", "--measure", "took (.)")
+    assert trainyard("update", "--only", "patch", *options)[0] == 0
+    assert images.bounds == Bounds(slower=2, larger=3, runs=5, step="took (.)")
+
+
+def test_what_was_left_out_is_tried_again_by_force(
+    spec: RepositorySpec, images: Images, trainyard: Callable[..., Result3]
+) -> None:
+    assert trainyard("update", "--only", "minor")[0] == 0
+    seen = len(images.seen)
+    assert trainyard("update", "--only", "minor")[0] == 0 and len(images.seen) == seen
+    assert trainyard("update", "--only", "minor", "--force")[0] == 0 and len(images.seen) > seen
+
+
 def test_the_result_is_json(spec: RepositorySpec, images: Images, trainyard: Callable[..., Result3]) -> None:
     status, out, _ = trainyard("update", "--only", "minor", "--json")
     found = json.loads(out)
@@ -618,6 +635,8 @@ def test_a_branch_without_a_default_branch_needs_against(
         (["--measure", "("], "'--measure (' is not a regular expression"),
         (["--slower", "0.5"], "--slower"),
         (["--only", "all"], "--only"),
+        (["--report", "nowhere/body.md"], "'--report nowhere/body.md': there is no folder nowhere"),
+        (["--report", "."], "--report"),
         (["--branch", "main"], "'--branch main': it exists"),
         (["--branch", "a b"], "git check-ref-format: "),
         (["nonsense"], "nonsense"),

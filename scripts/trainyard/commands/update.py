@@ -45,7 +45,10 @@ def _end_of_day(context: click.Context, _parameter: click.Parameter, value: str 
 @options.option("--runs", type=options.Count(min=1), default=3, help="Runs of which medians are compared.")
 @options.option("--branch", metavar="NAME", help="Create this branch for the new lock, and switch to it.")
 @options.flag("--commit", help="Commit the new lock.")
-@options.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report to a file, too.")
+@options.option(
+    "--report", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Write the report to a file, too.",
+)  # fmt: skip
 @options.flag("--proof", help="Compare the lock with that of a commit; write nothing, and fail if it is worse.")
 @options.option("--against", metavar="REV", help="The commit of --proof, a lock, or an image.")
 @options.flag("--no-bisect", help="Leave out a group that is worse as a whole.")
@@ -94,6 +97,8 @@ def command(
 
     if proof and (only or branch or commit or context.as_of):
         raise errors.UserError("'--proof' writes nothing: it takes no '--as-of', '--only', '--branch' or '--commit'")
+    if report and not report.parent.is_dir():  # said before hours of work
+        raise errors.UserError(f"'--report {report}': there is no folder {report.parent}")
     if against and not proof:
         raise errors.UserError("'--against' is for '--proof'")
     architectures.use_all()
@@ -108,12 +113,12 @@ def command(
     with file_lock(context.state, trials.spec.local_name, f"another process updates {spec.target}: waiting for it"):
         result = started.run(only) if started else update.proof(spec, trials, against, apart=not no_bisect)
     text = update_report.markdown(result)
-    if report:
-        report.write_text(text, encoding="utf-8")
     if started and result.taken:
         console.say(update.save(spec, started.lock, result, branch=branch, commit=commit))
     if not as_json:
         click.echo(text, nl=False)
+    if report:
+        report.write_text(text, encoding="utf-8")
     console.result(update_report.as_dict(result), as_json=as_json)
     if proof and any(step.reason for step in result.steps):
         raise errors.StepFailed(f"{result.name}: {result.steps[0].reason}")
