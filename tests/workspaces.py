@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 
+from tests.fakes.package_index import PackageIndex
 from trainyard.image import base_image, repository_lock
 from trainyard.spec import lock as locks
 from trainyard.spec import model
@@ -28,12 +31,17 @@ def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
 
 
 def empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the folder of a repository, and change to it; no engine, registry, netrc or uv settings count there.
+    """Make the folder of a repository, and :func:`enter` it; return what that returns."""
+    (root / ".git").mkdir(parents=True)
+    return enter(root, monkeypatch)
+
+
+def enter(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to the folder of a repository; no engine, registry, netrc or uv settings count there.
 
     Returns:
         uv's file of the user's settings, which is empty.
     """
-    (root / ".git").mkdir(parents=True)
     monkeypatch.chdir(root)
     monkeypatch.setenv("TRAINYARD_BUILD", str(root.parent / "state"))
     monkeypatch.setattr(
@@ -117,3 +125,58 @@ def command_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=True,
     )
+
+
+class LockedOnce:
+    """Hold a repository that extends ``tf-cpu``, locked once with an index on loopback, for tests that change copies.
+
+    Attributes:
+        index: the only index of the repository.
+        root: the repository's folder.
+    """
+
+    def __init__(self, folder: Path, uv_environment: Mapping[str, str]) -> None:
+        self.index = PackageIndex()
+        self.root = folder / "repository"
+        self._uv_environment = uv_environment
+
+    def __enter__(self) -> Self:
+        self.index.__enter__()
+        subprocess.run(["git", "init", "--quiet", "--initial-branch=main", str(self.root)], check=True)
+        settings = f'[[index]]\nname = "fake"\nurl = "{self.index.url}"\ndefault = true\n'
+        (self.root / "uv.toml").write_text(settings, encoding="utf-8")
+        (self.root / "train.py").write_text("print('trained')\n", encoding="utf-8")
+        (self.root / "trainyard.yaml").write_text(
+            "extends: tf-cpu\nrun: python train.py\nrequirements: requirements.txt\nsmoke: {args: []}\n",
+            encoding="utf-8",
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.index.__exit__(*error)
+
+    def lock(self, requirements: Iterable[str]) -> Path:
+        """Write the lines of requirements.txt, and lock them; return the path of the lock."""
+        (self.root / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            self._enter(self.root, monkeypatch)
+            assert relock(repository())
+            return repository().lock_file
+
+    def copy(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RepositorySpec:
+        """Copy the repository into a folder, and enter the copy."""
+        shutil.copytree(self.root.parent, folder, dirs_exist_ok=True)
+        self._enter(folder / "repository", monkeypatch)
+        return repository()
+
+    def lend_index(self) -> Iterator[PackageIndex]:
+        """Yield the index to a test, and forget afterwards what the test added to it."""
+        files, uploaded = dict(self.index.files), dict(self.index.uploaded)
+        yield self.index
+        self.index.files, self.index.uploaded = files, uploaded
+        self.index.seen.clear()
+
+    def _enter(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        enter(root, monkeypatch)
+        for name, value in self._uv_environment.items():
+            monkeypatch.setenv(name, value)

@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -103,26 +101,23 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
 
 
 @pytest.fixture(scope="session")
-def known_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Make a folder for PATH with git alone, and a cache in which uv has the version of this Python.
+def uv_environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Return variables with which uv finds git alone on PATH, and has a cache that tests share.
 
     uv starts each Python of PATH to ask for its version, and asks those that fail in every call: three shells of pyenv.
+    It asks the index again for all that it has in its cache, as the tests' indexes do not say how long that is valid.
     """
-    programs, cache = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("uv")
+    programs = tmp_path_factory.mktemp("programs")
     if git := shutil.which("git"):
         (programs / "git").symlink_to(git)
-    environment = {**os.environ, "PATH": str(programs), "UV_CACHE_DIR": str(cache)}
-    subprocess.run([sys.executable, "-m", "uv", "python", "find"], env=environment, capture_output=True, check=True)
-    return programs, cache
+    return {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
 @pytest.fixture
-def resolves(known_python: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let uv resolve with a cache that has no packages, whatever Pythons this machine has."""
-    programs, cache = known_python
-    shutil.copytree(cache, tmp_path / "cache/uv")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(programs))
+def resolves(uv_environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let uv resolve whatever Pythons and packages this machine has."""
+    for name, value in uv_environment.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
-from tests.workspaces import empty, fresh, relock, repository
+from tests.workspaces import LockedOnce, fresh
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import build, repository_lock, smoke_command
@@ -28,11 +28,12 @@ OLD = {"alpha": "1.0", "base": "1.0", "eager": "1.0", "gone": "1.0", "loner": "1
 NEW = {"alpha": "2.0", "base": "2.0", "eager": "2.0", "loner": "3.0", "new": "1.0", "old": "2.0"}
 
 
-@pytest.fixture
-def index(resolves: None) -> Iterator[PackageIndex]:
-    with PackageIndex() as found:
-        found.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()))
-        found.add(
+@pytest.fixture(scope="module")
+def locked_once(uv_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedOnce]:
+    """Lock a repository with good.lock and a later trainyard.lock."""
+    with LockedOnce(tmp_path_factory.mktemp("locked"), uv_environment) as made:
+        made.index.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()))
+        made.index.add(
             wheel("alpha", "1.0", ("gone",)), wheel("alpha", "2.0", ("new",)), wheel("gone", "1.0"),
             wheel("new", "1.0"),
             wheel("base", "1.0"), wheel("base", "1.5"), wheel("base", "2.0"),
@@ -40,27 +41,21 @@ def index(resolves: None) -> Iterator[PackageIndex]:
             wheel("old", "1.0", ("base<2",)), wheel("old", "2.0", ("base",)),
             wheel("loner", "1.0"), wheel("loner", "2.0"), wheel("loner", "3.0"),
         )  # fmt: skip
-        yield found
+        asked = ("alpha", "eager", "loner", "old", "base")
+        made.lock(f"{name}=={OLD[name]}" for name in asked).rename(made.root / "good.lock")
+        made.lock(asked)
+        yield made
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> RepositorySpec:
+def index(locked_once: LockedOnce) -> Iterator[PackageIndex]:
+    yield from locked_once.lend_index()
+
+
+@pytest.fixture
+def spec(locked_once: LockedOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepositorySpec:
     """A repository with good.lock, and a later trainyard.lock."""
-    root = tmp_path / "repository"
-    empty(root, monkeypatch)
-    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
-    (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
-    (root / "train.py").write_text("print('trained')\n", encoding="utf-8")
-    (root / "trainyard.yaml").write_text(
-        "extends: tf-cpu\nrun: python train.py\nrequirements: requirements.txt\nsmoke: {args: []}\n", encoding="utf-8"
-    )
-    asked = ("alpha", "eager", "loner", "old", "base")
-    (root / "requirements.txt").write_text("".join(f"{name}=={OLD[name]}\n" for name in asked), encoding="utf-8")
-    assert relock(repository())
-    repository().lock_file.rename(root / "good.lock")
-    (root / "requirements.txt").write_text("".join(f"{name}\n" for name in asked), encoding="utf-8")
-    assert relock(repository())
-    return bisect.repository(repository())
+    return bisect.repository(locked_once.copy(tmp_path, monkeypatch))
 
 
 def mixture(spec: RepositorySpec) -> Mixture:

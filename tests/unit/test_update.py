@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
-from tests.workspaces import empty, fresh, relock, repository
+from tests.workspaces import LockedOnce, empty, fresh, relock
 
 from trainyard.commands import update as command
 from trainyard.common.context import Context
@@ -42,33 +42,32 @@ GOOD = Measured(steps=(2.0, 2.1, 2.2), starts=(3.0,), memory=50_000_000, size=10
 Result3 = tuple[int, str, str]
 
 
-@pytest.fixture
-def index(resolves: None) -> Iterator[PackageIndex]:
-    with PackageIndex() as found:
-        found.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()), *WHEELS)
-        found.uploaded = dict.fromkeys(found.files, "2025-01-01T00:00:00Z")
-        found.uploaded |= {name: "2025-06-01T12:00:00Z" for name in found.files if name.startswith("alpha-1.1")}
-        found.uploaded |= {name: "2026-01-01T00:00:00Z" for name in found.files if name.startswith("alpha-2")}
-        yield found
+@pytest.fixture(scope="module")
+def locked_once(uv_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedOnce]:
+    """Lock a repository with old versions, which its requirements no longer ask for."""
+    with LockedOnce(tmp_path_factory.mktemp("locked"), uv_environment) as made:
+        index = made.index
+        index.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()), *WHEELS)
+        index.uploaded = dict.fromkeys(index.files, "2025-01-01T00:00:00Z")
+        index.uploaded |= {name: "2025-06-01T12:00:00Z" for name in index.files if name.startswith("alpha-1.1")}
+        index.uploaded |= {name: "2026-01-01T00:00:00Z" for name in index.files if name.startswith("alpha-2")}
+        made.lock(f"{name}=={version}" for name, version in OLD.items())
+        made.lock(OLD)
+        yield made
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> RepositorySpec:
+def index(locked_once: LockedOnce) -> Iterator[PackageIndex]:
+    yield from locked_once.lend_index()
+
+
+@pytest.fixture
+def spec(
+    locked_once: LockedOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex
+) -> RepositorySpec:
     """A repository whose trainyard.lock has old versions, which its requirements no longer ask for."""
-    root = tmp_path / "repository"
-    empty(root, monkeypatch)
-    subprocess.run(["git", "init", "--quiet", "--initial-branch=main", str(root)], check=True)
-    (root / "uv.toml").write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
-    (root / "train.py").write_text("print('trained')\n", encoding="utf-8")
-    (root / "trainyard.yaml").write_text(
-        "extends: tf-cpu\nrun: python train.py\nrequirements: requirements.txt\nsmoke: {args: []}\n", encoding="utf-8"
-    )
-    ask(root, *(f"{name}=={version}" for name, version in OLD.items()))
-    assert relock(repository())
-    ask(root, *OLD)
-    assert relock(repository())
     no_advisories(monkeypatch)
-    return repository()
+    return locked_once.copy(tmp_path, monkeypatch)
 
 
 def ask(root: Path, *lines: str) -> None:
@@ -357,7 +356,7 @@ def test_releases_that_the_requirements_exclude_are_named(spec: RepositorySpec) 
 
 
 def test_a_target_of_the_catalogue_keeps_its_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, resolves: None
 ) -> None:
     settings = empty(tmp_path / "elsewhere", monkeypatch)
     settings.write_text(f'[[index]]\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
