@@ -128,6 +128,7 @@ print(json.dumps({
     assert (found["tuning"][-1]["trial"], found["tuning"][-1]["global_step"]) == ("4", "220")
 
 
+@pytest.mark.slow("test_a_killed_and_resumed_run_gives_the_same_bits")
 def test_the_same_seed_gives_the_same_bits(here: Box, whole: dict[str, object]) -> None:
     again = here.trainer("tf.mnist", *SHORT).learned()
     assert again["weights_sha256"] == whole["weights_sha256"]

@@ -92,7 +92,13 @@ def test_two_workers_give_the_same_bits_as_two_replicas_of_one_process(here: Box
     assert (pair["accuracy"], pair["test_loss"]) == (two["accuracy"], two["test_loss"])
 
 
-@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        pytest.param(name, marks=[pytest.mark.slow("with native")] if name != "native" else [])
+        for name in INSTRUCTION_SETS
+    ],
+)
 def test_the_first_step_and_test_of_two_workers_equal_those_of_one_process(
     here: Box, tmp_path: Path, instructions: str
 ) -> None:
@@ -159,6 +165,7 @@ def test_sigterm_to_a_worker_that_waits_for_another_ends_it_with_143(here: Box, 
     assert over - asked < 5, "GKE kills after 15 seconds"
 
 
+@pytest.mark.slow("the test above; every test with two workers, of which one is ready first")
 def test_a_worker_waits_for_one_that_starts_later_and_says_for_which(here: Box) -> None:
     first, second = (member(rank, 25761, "--fake-data --fake-images=640 --epochs=1") for rank in (0, 1))
     chief, other = here.run_parallel(first, f"sh -c 'sleep 35; exec {second.replace(chr(39), QUOTE)}'")
@@ -209,25 +216,39 @@ def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path
     assert 0 <= times[1] - times[0] <= 5, ends[0].output
 
 
-@pytest.mark.parametrize(
-    ("cluster", "task", "message"),
-    [
-        ('{"worker": ["a:1", "b:1"]}', '{"type": "worker", "index": 5}',
-         "task.index is 5, but cluster.worker has 2 members"),
-        ('{"worker": ["a:1", "b:1"]}', '{"type": "worker", "index": -1}',
-         "task.index is -1, but cluster.worker has 2 members"),
-        ('{"worker": ["a", "b"]}', '{"type": "worker", "index": 0}', "cluster.worker[0] is 'a', which has no port"),
-        ('{"worker": "a:1,b:1"}', '{"type": "worker", "index": 0}', "cluster.worker must be a list of addresses"),
-        ('{"worker": ["a:1", "a:1"]}', '{"type": "worker"}', "cluster.worker[1] and cluster.worker[0] have the same"),
-        ('{"worker": ["a:1", "b:1"]}', "{}", "task.type is missing"),
-        ('{"worker": ["a:1", "b:1"]}', '{"type": "wrker"}', "task.type is 'wrker', which is not one of chief"),
-        ('{"chief": ["a:1", "b:1"], "worker": ["c:1"]}', '{"type": "worker"}', "has 2 chiefs (a:1, b:1)"),
-        ("[1]", "{}", "TF_CONFIG is invalid"),
-    ],
-)  # fmt: skip
-def test_an_invalid_tf_config_is_one_line(here: Box, cluster: str, task: str, message: str) -> None:
-    ended = here.trainer("tf.mnist", "--fake-data", TF_CONFIG=f'{{"cluster": {cluster}, "task": {task}}}')
-    assert ended.code == 2 and len(ended.lines) == 1 and message in ended.output, ended.output
+def test_an_invalid_tf_config_is_one_line(here: Box) -> None:
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 5}}'
+    ended = here.trainer("tf.mnist", "--fake-data", TF_CONFIG=config)
+    assert ended.code == 2 and len(ended.lines) == 1, ended.output
+    assert "TF_CONFIG: task.index is 5, but cluster.worker has 2 members" in ended.output
+
+
+def test_what_is_wrong_in_a_tf_config_is_named(here: Box) -> None:
+    two = {"worker": ["a:1", "b:1"]}
+    messages: list[tuple[object, object, str]] = [
+        (two, {"type": "worker", "index": -1}, "task.index is -1, but cluster.worker has 2 members"),
+        ({"worker": ["a", "b"]}, {"type": "worker"}, "cluster.worker[0] is 'a', which has no port"),
+        ({"worker": "a:1,b:1"}, {"type": "worker"}, "cluster.worker must be a list of addresses"),
+        ({"worker": ["a:1", "a:1"]}, {"type": "worker"}, "cluster.worker[1] and cluster.worker[0] have the same"),
+        (two, {}, "task.type is missing"),
+        (two, {"type": "wrker"}, "task.type is 'wrker', which is not one of chief"),
+        ({"chief": ["a:1", "b:1"], "worker": ["c:1"]}, {"type": "worker"}, "has 2 chiefs (a:1, b:1)"),
+        ([1], {}, "TF_CONFIG is invalid"),
+    ]
+    configs = [json.dumps({"cluster": cluster, "task": task}) for cluster, task, _ in messages]
+    ended = here.python(f"""
+import os
+from trainers.common.exits import UserError
+from trainers.tf import _strategy
+for text in {configs}:
+    os.environ["TF_CONFIG"] = text
+    try:
+        print("accepted:", _strategy._place_in_cluster())
+    except UserError as error:
+        print(error)
+""")
+    named = ended.lines[-len(messages) :]
+    assert [line for line, (_, _, message) in zip(named, messages, strict=True) if message not in line] == []
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow("with worker 0"))])
@@ -290,6 +311,7 @@ def imagenet(folder: Path, broken: Sequence[int] = ()) -> Path:
     return folder
 
 
+@pytest.mark.slow("test_a_damaged_image_in_one_workers_share_ends_both, with the same data and workers")
 def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_one_process(
     here: Box, tmp_path: Path
 ) -> None:

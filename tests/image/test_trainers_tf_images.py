@@ -316,6 +316,7 @@ def test_an_image_size_below_that_of_the_models_is_one_line(here: Box) -> None:
         assert ended.code == 2 and len(ended.lines) == 1 and "needs at least 32" in ended.output, ended.output
 
 
+@pytest.mark.slow("test_flowers_resumes_within_an_epoch_with_the_same_bits, and the tests of each option above")
 def test_imagenet_resumes_with_all_its_options_with_the_same_bits(here: Box, twelve: str) -> None:
     words = (f"--datadir={twelve}", "--num-classes=12", "--image-size=40", "--progressive=32", "--epochs=2",
              "--batch-size=5", "--accumulate=2", "--ema=0.5", "--cutmix=1", "--mixup=0.2")  # fmt: skip
