@@ -1,4 +1,4 @@
-"""Until when images are looked after: images/matrix.yaml and what comes from it."""
+"""Until when images are supported: images/matrix.yaml and what comes from it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_target_past_its_end_is_a_warning_a_failure_on_request_and_may_be_waiv
     late = waiver.expires + datetime.timedelta(days=1)
     line = next(line for line in check.past(late) if "images/xla/" in line)
     assert line == (
-        f"images/xla/image.yaml: torch_xla 2.9 was looked after until {xla.day}: update or remove the target, or add a "
+        f"images/xla/image.yaml: torch_xla 2.9 was supported until {xla.day}: update or remove the target, or add a "
         "waiver of 'supported_until' to images/waivers.yaml"
     )
     monkeypatch.setattr(waivers, "today", lambda: late)
@@ -164,5 +164,5 @@ def test_a_job_with_an_image_that_ends_within_60_days_has_a_note(
     contents = Contents("localhost:5000/b:c", source="its labels", supported_until=until)
     evidence = Evidence(job_file.parse(JOB, Path("job.yaml")), images={contents.reference: contents})
     findings = rules.images_are_supported(evidence)
-    said = f"localhost:5000/b:c is looked after until {until} (by its labels)"
+    said = f"localhost:5000/b:c is supported until {until} (by its labels)"
     assert [(finding.what, finding.severity) for finding in findings] == ([(said, Severity.NOTE)] if named else [])

@@ -29,10 +29,12 @@ GROUP = "build"
     "--performance",
     type=options.Number(min=1, min_open=True),
     metavar="FACTOR",
-    help="Bad is what takes this many times as long, or a number that is as many times as large or small.",
+    help="How many times as long BAD takes, at least, or how many times as large or small its number is.",
 )
 @options.option(
-    "--measure", metavar="REGEX", help="The number for --performance: a group, in lines of the output. Default: time."
+    "--measure",
+    metavar="REGEX",
+    help="Regular expression whose group is the number of --performance, in lines of the output. Default: time.",
 )
 @options.option("--runs", type=options.Count(min=1), default=3, help="Runs of which --performance takes the median.")
 @options.flag("--force", help="Try again what an earlier run has tried.")

@@ -13,10 +13,10 @@ GROUP = "build"
 @options.command(
     "List the targets, and which are built on this host.",
     "trainyard list",
-    "trainyard list --ends     # until when each is looked after, and why (images/matrix.yaml)",
+    "trainyard list --ends     # until when each is supported, and why (images/matrix.yaml)",
     "trainyard list --json",
 )
-@options.flag("--ends", help="Show until when each is looked after.")
+@options.flag("--ends", help="Show until when each is supported.")
 @options.json_output
 @click.pass_obj
 def command(context: Context, ends: bool, as_json: bool) -> None:

@@ -69,7 +69,7 @@ def command(
     index: one layer, in less than a second, on any machine. The result is tagged dev-<hash>, and is neither signed nor
     promoted.
 
-    Layers are compressed with zstd; for registries and engines without zstd, build with COMPRESSION=gzip.
+    Layers are compressed with zstd; for registries and engines without zstd, build with '--compression gzip'.
     """
     from trainyard.common import console, errors
     from trainyard.oci.registry import check_address

@@ -43,7 +43,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
     "--gpus",
     default="auto",
     metavar="GPUS",
-    help="As of 'docker run': all, a number, device=0,2. 'auto': all that an image for GPUs can have here; or 'none'.",
+    help="GPUs, as for 'docker run': all, a number, device=0,2; 'auto': all, in an image for GPUs; or 'none'.",
 )
 @options.option(
     "--env", "environment", multiple=True, metavar="NAME[=VALUE]", help="Variable of the container; may be repeated."

@@ -41,7 +41,9 @@ def _end_of_day(context: click.Context, _parameter: click.Parameter, value: str 
 @options.option("--only", type=click.Choice(_GROUPS), multiple=True, help="Try this group alone; may be repeated.")
 @options.option("--slower", type=options.Number(min=1), default=1.1, help="How many times as long a run may take.")
 @options.option("--larger", type=options.Number(min=1), default=1.1, help="How many times as large an image may be.")
-@options.option("--measure", metavar="REGEX", help="The time of a step: a group, in lines of the output.")
+@options.option(
+    "--measure", metavar="REGEX", help="Regular expression whose group is the time of a step, in lines of the output."
+)
 @options.option("--runs", type=options.Count(min=1), default=3, help="Runs of which medians are compared.")
 @options.option("--branch", metavar="NAME", help="Create this branch for the new lock, and switch to it.")
 @options.flag("--commit", help="Commit the new lock.")
@@ -50,7 +52,7 @@ def _end_of_day(context: click.Context, _parameter: click.Parameter, value: str 
     help="Write the report to a file, too.",
 )  # fmt: skip
 @options.flag("--proof", help="Compare the lock with that of a commit; write nothing, and fail if it is worse.")
-@options.option("--against", metavar="REV", help="The commit of --proof, a lock, or an image.")
+@options.option("--against", metavar="REV", help="What --proof compares with: a commit, a lock, or an image.")
 @options.flag("--no-bisect", help="Leave out a group that is worse as a whole.")
 @options.flag("--force", help="Try again what an earlier run has tried.")
 @options.builder

@@ -251,5 +251,5 @@ def checking(function: F) -> F:
         metavar="NAME",
         help="Identity whose claims count, instead of a public key's: a workflow's URL, or an address.",
     )
-    issuer = option("--certificate-oidc-issuer", metavar="URL", help="Who vouches for the identity; required with it.")
+    issuer = option("--certificate-oidc-issuer", metavar="URL", help="Issuer of the identity; required with it.")
     return public_key(identity(issuer(function)))

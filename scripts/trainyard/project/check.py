@@ -145,7 +145,7 @@ def past(today: datetime.date) -> list[str]:
         waived = waivers.of_end(spec.target)
         if first and first.day < today and not any(not waiver.expired(today) for waiver in waived):
             lines.append(
-                f"{spec.where}: {first.what} was looked after until {first.day}: update or remove the target, or add a "
+                f"{spec.where}: {first.what} was supported until {first.day}: update or remove the target, or add a "
                 f"waiver of '{waivers.ENDS}' to images/waivers.yaml"
             )
     return lines

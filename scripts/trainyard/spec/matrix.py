@@ -1,4 +1,4 @@
-"""Read ``images/matrix.yaml``: the versions that an image may combine, and until when each is looked after."""
+"""Read ``images/matrix.yaml``: the versions that an image may combine, and until when each is supported."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Contents:
         local: whether the image is on this host.
         built_for: ``tpu``, ``gpu`` or ``cpu``, from a spec or the image's record; "" if unknown.
         platforms: those that a registry has it for, or that its spec lists, as in ``linux/amd64``; empty if unknown.
-        supported_until: the last day on which it is looked after, as in 2027-10-28; empty if unknown.
+        supported_until: the last day on which it is supported, as in 2027-10-28; empty if unknown.
         device_codes: architecture -> what its image needs of an NVIDIA GPU; without those for which it is not known.
     """
 

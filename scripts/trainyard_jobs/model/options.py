@@ -405,7 +405,10 @@ ROWS: tuple[Option, ...] = (
         "memory", "Memory of each container.", "SIZE", parse=_named("memory", r"[1-9]\d*[MG]i", "a size: 32Gi, 900Mi")
     ),
     _restricted(
-        "namespace", "Namespace.", "NAME", parse=_named("namespace", r"[a-z0-9-]{1,63}", "a name of a-z, 0-9 and -")
+        "namespace",
+        "Namespace of Kubernetes.",
+        "NAME",
+        parse=_named("namespace", r"[a-z0-9-]{1,63}", "a name of a-z, 0-9 and -"),
     ),
     _repeated(
         "node-selector", "Label of the nodes.", "KEY=VALUE", partial(pairs, option="--node-selector", key=r"[\w./-]+")

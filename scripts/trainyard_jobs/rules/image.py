@@ -324,7 +324,7 @@ def targets(framework: str, device: str) -> list[str]:
 
 @rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")
 def images_are_supported(job: Evidence) -> Iterator[Finding]:
-    """The image is looked after for 60 days more: its framework, base, Python and CUDA."""
+    """The image is supported for 60 days more: its framework, base, Python and CUDA."""
     for image in named(job):
         contents = job.images.get(image.reference)
         if contents is None or not (last := contents.supported_until):
@@ -332,7 +332,7 @@ def images_are_supported(job: Evidence) -> Iterator[Finding]:
         if datetime.date.fromisoformat(last) - datetime.timedelta(days=NOTICE) < today():
             yield Finding(
                 image.at,
-                f"{image.reference} is looked after until {last} (by {contents.source})",
+                f"{image.reference} is supported until {last} (by {contents.source})",
                 "later faults of what it contains are not mended",
                 "use a newer version ('trainyard list --ends')",
             )

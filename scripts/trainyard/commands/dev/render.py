@@ -21,9 +21,9 @@ GROUP = "project"
 @options.json_output
 @click.pass_obj
 def command(context: Context, target: str | None, stdout: bool, as_json: bool) -> None:
-    """Write the files that are generated from the specs; with TARGET, those its image is built from. Commit them.
+    """Write the committed files that are generated from the specs; with TARGET, those that its image is built from.
 
-    In a repository with a trainyard.yaml and without TARGET, it is that image's Dockerfile, in the state folder.
+    In a repository with a trainyard.yaml and without TARGET, write that image's Dockerfile to the state folder.
     """
     from trainyard.common import console, installation
     from trainyard.image import dockerfile

@@ -53,7 +53,7 @@ class PodCommand(options.Group):
     metavar="ZONE[,ZONE...]|any",
     help="Zones to try in turn until one has capacity. Default: gcloud's compute/zone, or the accelerator's first.",
 )
-@options.option("--project", help="Default: gcloud's project.")
+@options.option("--project", help="Google Cloud project. Default: gcloud's.")
 @options.option("--version", help="Software version of the TPU VM. Default: the one for PyTorch.")
 @options.option("--network", help="VPC network. Default: the project's network 'default'.")
 @options.option("--subnetwork", help="Subnetwork of the VPC network.")
