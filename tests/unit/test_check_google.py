@@ -420,8 +420,7 @@ def test_any_yaml_is_judged_or_refused_in_one_line(tree: dict[str, Any], region:
     except UserError as error:
         assert "\n" not in str(error)
         return
-    platform = platforms.of_job_file(job)
-    for one in platform.check(job, region=region):
+    for one in core.check(Evidence(job, region), platforms.RULES):
         assert one.where.startswith("job.yaml") and one.what and isinstance(one.severity, Severity)
 
 
@@ -451,7 +450,7 @@ def test_the_page_lists_every_rule_once_with_severity_title_and_source() -> None
 def test_a_key_of_another_api_is_unknown_and_the_rest_is_judged() -> None:
     """A CustomJobSpec in one file with a TrainingInput."""
     job = job_file.parse("scheduling: true\ntrainingInput: []\nworkerPoolSpecs:\n", Path("job.yaml"))
-    found = [f"{one.where}: {one.what}" for one in platforms.of_job_file(job).check(job, region=None)]
+    found = [f"{one.where}: {one.what}" for one in core.check(Evidence(job), platforms.RULES)]
     assert found == [
         "job.yaml:1: scheduling: true is not a mapping of fields",
         "job.yaml:2: trainingInput: unknown field 'trainingInput'",

@@ -14,7 +14,10 @@ from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
+from trainyard_jobs.platforms.all_rules import RULES
 from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.rules import core
+from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.rules.image import targets
 from trainyard_jobs.schema import job_file
 
@@ -121,9 +124,7 @@ def network_notes(request: Request) -> tuple[str, ...]:
     )
 
 
-def checked(
-    platform: Platform, text: str, request: Request, images: Mapping[str, Contents | None] | None = None
-) -> str:
+def checked(text: str, request: Request, images: Mapping[str, Contents | None] | None = None) -> str:
     """The text of a job, if no rule refuses it.
 
     An image on this machine is no reason: it can be rehearsed, and ``trainyard job`` warns about it.
@@ -131,8 +132,8 @@ def checked(
     Raises:
         UserError: the first finding, and how to fix it.
     """
-    job = job_file.parse(text, Path(platform.file_name))
-    found = platform.check(job, region=request.place, images=images)
+    job = job_file.parse(text, Path(Platform.file_name))
+    found = core.check(Evidence(job, request.place, images or {}), RULES)
     failed = [finding for finding in found if finding.fails and finding.rule != "images_can_be_pulled"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""

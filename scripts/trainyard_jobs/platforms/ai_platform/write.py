@@ -16,10 +16,7 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.ai_platform import rehearse as rehearsed_ai_platform
-from trainyard_jobs.platforms.ai_platform import rules
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
-from trainyard_jobs.platforms.vertex import accelerators, tuning_rules
-from trainyard_jobs.platforms.vertex import rules as vertex_rules
 from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.schema.job_file import JobFile
@@ -144,7 +141,6 @@ class AiPlatform(Platform):
 
     name = "ai-platform"
     kinds = ("ai-platform",)
-    rules = (vertex_rules, accelerators, tuning_rules, rules)
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
@@ -165,7 +161,7 @@ class AiPlatform(Platform):
         )
         return RenderedJob(
             # Without the image's contents: the service was shut down before current frameworks were released.
-            writing.checked(self, head + yaml_writer.dump(old) + below, request),
+            writing.checked(head + yaml_writer.dump(old) + below, request),
             command,
             request,
             warnings=(f"AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN} and accepts no jobs",),

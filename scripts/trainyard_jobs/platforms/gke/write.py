@@ -18,10 +18,8 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import rehearse as rehearsed_gke
-from trainyard_jobs.platforms.gke import rules
 from trainyard_jobs.platforms.writing import without_empty
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
-from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
 from trainyard_jobs.schema.job_file import JobFile
 
 logger = logging.getLogger(__name__)
@@ -391,7 +389,6 @@ class Gke(Platform):
     name = "gke"
     in_kubernetes = True
     kinds = ("gke",)
-    rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
     tpu_machine = True
     options = OPTIONS | {"priority"}
     dry_run = DRY_RUN
@@ -402,7 +399,7 @@ class Gke(Platform):
         file = file or self.file_name
         command = submit_command(file)
         text = writing.header(request, command, file) + objects
-        writing.checked(self, text, request, writing.expected_contents(request))
+        writing.checked(text, request, writing.expected_contents(request))
         notes = (*writing.machine_notes(request), *writing.network_notes(request))
         return RenderedJob(text, command, request, notes=notes)
 

@@ -109,7 +109,6 @@ class Kubeflow(Platform):
     name = "kubeflow"
     in_kubernetes = True
     tpu_machine = True
-    rules = gke.Gke.rules
     options = gke.OPTIONS
     dry_run = gke.DRY_RUN
 
@@ -118,7 +117,7 @@ class Kubeflow(Platform):
         file = file or self.file_name
         command = gke.submit_command(file)
         text = writing.header(request, command, file) + yaml_writer.dump(found)
-        writing.checked(self, text, request, writing.expected_contents(request))
+        writing.checked(text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
         if request.spec is None and not request.command and not request.tpu:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")

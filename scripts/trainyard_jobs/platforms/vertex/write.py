@@ -15,7 +15,6 @@ from trainyard_jobs.model.request import Request, accelerator
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob, Submission
-from trainyard_jobs.platforms.vertex import accelerators, rules, tuning_rules
 from trainyard_jobs.platforms.vertex import rehearse as rehearsed_vertex
 from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
@@ -220,7 +219,6 @@ class Vertex(Platform):
 
     name = "vertex"
     kinds = ("custom-job", "hyperparameter-tuning-job")
-    rules = (rules, accelerators, tuning_rules)
     tpu_machine = True
     options = frozenset({"flex-start", "max-wait", "reservation", "disk", "labels", "kms-key", "network", "mount",
                          "env", "network-attachment", "persistent-resource", "pool", "web-access"})  # fmt: skip
@@ -233,7 +231,7 @@ class Vertex(Platform):
         file = file or self.file_name
         command = submit_command(request, file)
         text = writing.header(request, command, file) + yaml_writer.dump(config(request))
-        writing.checked(self, text, request, writing.expected_contents(request))
+        writing.checked(text, request, writing.expected_contents(request))
         return RenderedJob(text, command, request, notes=writing.machine_notes(request))
 
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
@@ -259,7 +257,7 @@ class Vertex(Platform):
                 *done.notes,
             ]
         )
-        text = writing.checked(self, header + yaml_writer.dump(done.config), request)
+        text = writing.checked(header + yaml_writer.dump(done.config), request)
         notes = tuple(f"changed: {note}" for note in done.notes)
         return RenderedJob(text, command, request, notes=notes, flags=tuple(done.flags))
 
