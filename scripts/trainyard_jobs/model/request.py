@@ -75,7 +75,7 @@ class Request:
     project: str | None = None
     timeout: int | None = None
     tpu_version: str | None = None
-    tuning: Tuning | None = None
+    tune: Tuning | None = None
     flex_start: bool = False
     max_wait: int | None = None
     reservation: str | None = None
@@ -325,7 +325,7 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
         args=(PREFLIGHT, *args) if options["preflight"] else args,
         gpus=gpus,
         tpu=tpu,
-        tuning=search,
+        tune=search,
         **{row.field: row.value(options[row.parameter]) for row in ROWS if row.field},
     )
 

@@ -141,18 +141,18 @@ def checked(text: str, request: Request, images: Mapping[str, Contents | None] |
     return text
 
 
-def refuse(platform: str, given: Mapping[str, object], why: str = "") -> None:
+def refuse(platform: str, request: Request, *options: str, why: str = "") -> None:
     """Refuse the options that a platform lacks.
 
     Args:
-        given: option -> what was requested; empty or false if nothing was.
+        options: their attributes of a request.
         why: the end of the message.
     Raises:
-        UserError: one of them was requested.
+        UserError: one of them was given.
     """
-    for name, value in given.items():
-        if value:
-            raise UserError(f"'--platform {platform}' has no '{name}'{why}")
+    for name in options:
+        if getattr(request, name) != getattr(Request, name):
+            raise UserError(f"'--platform {platform}' has no '--{name.replace('_', '-')}'{why}")
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def config(request: Request) -> dict[str, Any]:
         "jobDir": request.output,
         "serviceAccount": request.service_account,
         "scheduling": {"maxRunningTime": f"{request.timeout}s"} if request.timeout else None,
-        "hyperparameters": tuning.hyperparameters(request.tuning) if request.tuning else None,
+        "hyperparameters": tuning.hyperparameters(request.tune) if request.tune else None,
     }
     return {"trainingInput": found | writing.without_empty(optional)}
 

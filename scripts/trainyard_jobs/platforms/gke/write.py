@@ -273,7 +273,7 @@ def manifests(request: Request) -> list[dict[str, Any]]:
         UserError: GKE does not support what is requested.
     """
     name = gke_objects.object_name(request.name)
-    if request.tuning or request.tensorboard:
+    if request.tune or request.tensorboard:
         raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use '--platform vertex'")
     if request.tpu and request.workers > 1:
         raise UserError(

@@ -46,12 +46,7 @@ def train_job(request: Request) -> dict[str, Any]:
     Raises:
         UserError: Kubeflow does not run what is requested.
     """
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--slices": request.slices > 1,
-    }
-    writing.refuse("kubeflow", unsupported)
+    writing.refuse("kubeflow", request, "tune", "tensorboard", "slices")
     if request.tpu and runtime_of(request) != RUNTIMES["jax"]:
         fix = "use '--platform gke' for TPUs, or an image with JAX"
         raise UserError(f"the runtime {runtime_of(request)} runs jobs with GPUs or CPUs: {fix}")

@@ -34,15 +34,7 @@ def _check(request: Request) -> None:
         # sbatch reads a line of options as words: https://slurm.schedmd.com/sbatch.html.
         if not re.fullmatch(r"[\w.,:@+-]*", value := getattr(request, name) or ""):
             raise UserError(f"'--{name} {value}' is no name of Slurm: it has no spaces")
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--slices": request.slices > 1,
-        "--spot": request.spot,
-        "--machine": request.machine,
-        "--service-account": request.service_account,
-    }
-    writing.refuse("slurm", unsupported)
+    writing.refuse("slurm", request, "tune", "tensorboard", "slices", "spot", "machine", "service_account")
     if request.tpu:
         raise UserError(
             "'--platform slurm' runs jobs with GPUs or CPUs: TPUs are on '--platform gke', vertex and tpu-vm"

@@ -20,14 +20,9 @@ def pod(request: Request) -> Pod:
     Raises:
         UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
     """
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--timeout": request.timeout and not request.flex_start,
-        "--machine": request.machine,
-        "--workers": request.workers > 1,
-    }
-    writing.refuse("tpu-vm", unsupported, ": it runs slices, given by '--accelerator', until the training ends")
+    lacking = ("tune", "tensorboard", *(() if request.flex_start else ("timeout",)), "machine", "workers")
+    why = ": it runs slices, given by '--accelerator', until the training ends"
+    writing.refuse("tpu-vm", request, *lacking, why=why)
     tpu = request.tpu
     if tpu is None:
         raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")

@@ -192,7 +192,7 @@ def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
 
 def config(request: Request) -> dict[str, Any]:
     """The contents of the file for ``--config``."""
-    return tuning_job(request, request.tuning) if request.tuning else job_spec(request)
+    return tuning_job(request, request.tune) if request.tune else job_spec(request)
 
 
 def group(tuned: bool) -> str:
@@ -202,11 +202,11 @@ def group(tuned: bool) -> str:
 
 def submit_command(request: Request, file: str) -> list[str]:
     """The command that submits ``file``."""
-    found = ["gcloud", "ai", group(request.tuning is not None), "create", f"--region={request.place}",
+    found = ["gcloud", "ai", group(request.tune is not None), "create", f"--region={request.place}",
              f"--display-name={request.name}", f"--config={file}"]  # fmt: skip
-    if request.tuning:
+    if request.tune:
         # gcloud's defaults for these flags (1 and 1) override the file.
-        found += [f"--max-trial-count={request.tuning.trials}", f"--parallel-trial-count={request.tuning.parallel}"]
+        found += [f"--max-trial-count={request.tune.trials}", f"--parallel-trial-count={request.tune.parallel}"]
     if request.labels:
         found.append("--labels=" + ",".join(f"{key}={value}" for key, value in request.labels))
     if request.kms_key:
@@ -246,7 +246,7 @@ class Vertex(Platform):
         request = Request(name, "", region=conversion.region or done.region, project=conversion.project)
         if "studySpec" in done.config:
             trials = {"trials": done.config["maxTrialCount"], "parallel": done.config["parallelTrialCount"]}
-            request = dataclasses.replace(request, tuning=tuning.Tuning((), **trials))
+            request = dataclasses.replace(request, tune=tuning.Tuning((), **trials))
             done.config["displayName"] = name
         command = [*submit_command(request, file or self.file_name), *done.flags]
         header = yaml_writer.comment(
@@ -268,7 +268,7 @@ class Vertex(Platform):
         name = str(created["name"])
         logger.info(f"submitted as {name}")
         where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
-        jobs = ["ai", group(request.tuning is not None)]
+        jobs = ["ai", group(request.tune is not None)]
         return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
