@@ -187,7 +187,7 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         for number, document in enumerate(job.documents):
             # Errors of a type first: an unknown field is ignored.
             for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):

@@ -20,6 +20,7 @@ from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.schema.job_file import JobFile
+from trainyard_jobs.schema.kubernetes import without_null
 
 #: Value of MACHINE= for the scale tier of one chief and one TPU v2-8.
 BASIC_TPU = "BASIC_TPU"
@@ -178,7 +179,11 @@ class AiPlatform(Platform):
         return submission.follow_google_job(name, jobs, where, succeeded="SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        return rehearsed_tuning.ai_platform_study(job) if job.spec.get("hyperparameters") else None
+        old = job.spec.get("hyperparameters")
+        if not old:
+            return None
+        successor = without_null(ai_platform_migration.tuning_job(old, {}, ""))
+        return rehearsed_tuning.study_of(job, successor, (*job.root, "hyperparameters"))
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_ai_platform.rehearsal(job, trial)

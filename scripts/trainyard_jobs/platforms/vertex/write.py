@@ -272,7 +272,8 @@ class Vertex(Platform):
         return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        return rehearsed_tuning.vertex_study(job) if job.kind == "hyperparameter-tuning-job" else None
+        tuned = job.kind == "hyperparameter-tuning-job"
+        return rehearsed_tuning.study_of(job, job.documents[0], ("studySpec",)) if tuned else None
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_vertex.rehearsal(job, trial)
