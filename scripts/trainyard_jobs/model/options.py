@@ -106,13 +106,7 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
     Raises:
         UserError: one of them is no pair.
     """
-    found = {}
-    for word in text.split(","):
-        key, equals, value = word.strip().partition("=")
-        if not key or not equals:
-            raise UserError(f"'--labels': {word.strip()!r} is not key=value")
-        found[key] = value
-    return tuple(found.items())
+    return pairs(map(str.strip, text.split(",")), "--labels", key="(?s).+", form="key=value")
 
 
 def check_labels(pairs: Iterable[tuple[str, str]]) -> None:
