@@ -100,9 +100,5 @@ def quantity(value: object) -> Fraction | None:
     if suffix in _BINARY:
         return number * int(1024 ** _BINARY[suffix])
     if suffix in _POWERS:
-        return number * _power_of_10(_POWERS[suffix])
-    return number * _power_of_10(int(suffix[1:]))
-
-
-def _power_of_10(exponent: int) -> Fraction:
-    return Fraction(10**exponent) if exponent >= 0 else Fraction(1, 10**-exponent)
+        return number * Fraction(10) ** _POWERS[suffix]
+    return number * Fraction(10) ** int(suffix[1:])
