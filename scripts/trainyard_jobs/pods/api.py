@@ -74,7 +74,7 @@ def is_not_found(finished: Finished) -> bool:
 class TpuApi:
     """The Cloud TPU API. Tests replace :meth:`call`, which everything else uses."""
 
-    def call(self, command: Sequence[str], *, timeout: float | None = None) -> Finished:
+    def call(self, command: Sequence[str]) -> Finished:
         """Run a command of :mod:`trainyard_jobs.pods.gcloud_args`.
 
         It runs in its own session: Ctrl-C reaches Trainyard, which has to clean up, and not gcloud.
@@ -85,7 +85,6 @@ class TpuApi:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=timeout,
             start_new_session=True,
             check=False,
         )
@@ -121,7 +120,7 @@ class TpuApi:
         Raises:
             StepFailed: gcloud failed.
         """
-        found = self._describe(gcloud_args.describe_queued(pod), pod.name)
+        found = self._describe(gcloud_args.describe(pod, queued=True), pod.name)
         if found is None:
             return None
         state = found.get("state") or {}

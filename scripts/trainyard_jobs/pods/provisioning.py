@@ -245,7 +245,7 @@ class TpuVm:
         warned = False
         while True:
             with_queue = bool(self.tpu.queued_resource(self.pod)) if queued is None else queued
-            command = gcloud_args.delete_queued(self.pod) if with_queue else gcloud_args.delete(self.pod)
+            command = gcloud_args.delete(self.pod, queued=with_queue)
             finished = self.tpu.call(command)
             if finished.returncode == 0:
                 logger.info(f"{self.pod.name}: deleted")
