@@ -20,8 +20,8 @@ from trainyard_jobs.check import placeholders
 from trainyard_jobs.check.placeholders import TemplateError
 from trainyard_jobs.model import image_metadata
 from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
-from trainyard_jobs.platforms.all_rules import RULES
-from trainyard_jobs.rules import core, image, named_images
+from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.rules import image, named_images
 from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields, validate
 from trainyard_jobs.schema import job_file
 from trainyard_jobs.schema.job_file import JobFile
@@ -60,7 +60,7 @@ def check_file(
     if unsigned:
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
         found = {one: why for one in named if (why := unsigned(one))}
-    return job, core.check(Evidence(job, region, images, missing, found), RULES)
+    return job, all_rules.check(Evidence(job, region, images, missing, found))
 
 
 def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
@@ -194,7 +194,7 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
                 what = f"{'.'.join(map(str, error.location))}: {error.what}"
                 check = f"'trainyard job check {job.path}' lists every mistake"
                 raise job.error(error.location, f"{what}; {check}", number) from None
-        for finding in core.check(Evidence(job), RULES):  # such as an empty entry in a list
+        for finding in all_rules.check(Evidence(job)):  # such as an empty entry in a list
             if finding.fails:
                 raise UserError(f"{finding.where}: {finding.what}") from None
         raise

@@ -14,9 +14,8 @@ from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
-from trainyard_jobs.platforms.all_rules import RULES
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.platforms.base import Platform
-from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.rules.image import targets
 from trainyard_jobs.schema import job_file
@@ -133,7 +132,7 @@ def checked(text: str, request: Request, images: Mapping[str, Contents | None] |
         UserError: the first finding, and how to fix it.
     """
     job = job_file.parse(text, Path(Platform.file_name))
-    found = core.check(Evidence(job, request.place, images or {}), RULES)
+    found = all_rules.check(Evidence(job, request.place, images or {}))
     failed = [finding for finding in found if finding.fails and finding.rule != "images_can_be_pulled"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
