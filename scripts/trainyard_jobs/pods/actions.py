@@ -196,11 +196,7 @@ def _require_accelerator(pod: Pod) -> None:
 
 
 def _require_platform(image: str) -> None:
-    """Check that an image is for the workers, if its registry says what it is for.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that an image is for the workers, if its registry says what it is for."""
     with contextlib.suppress(ImageNotFoundError, ImageUnavailableError):  # it may have been loaded on the workers
         if what := machines.TPU_VMS.mismatch(image_metadata.at_registry(image).platforms):
             raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")

@@ -72,7 +72,10 @@ def is_not_found(finished: Finished) -> bool:
 
 
 class TpuApi:
-    """The Cloud TPU API. Tests replace :meth:`call`, which everything else uses."""
+    """The Cloud TPU API; what describes a resource raises StepFailed if gcloud fails.
+
+    Tests replace :meth:`call`, which everything else uses.
+    """
 
     def call(self, command: Sequence[str]) -> Finished:
         """Run a command of :mod:`trainyard_jobs.pods.gcloud_args`.
@@ -98,11 +101,7 @@ class TpuApi:
         raise StepFailed(f"{name}: {error_message(finished)}")
 
     def node(self, pod: Pod) -> Node | None:
-        """The TPU VM; None if none has this name.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
+        """The TPU VM; None if none has this name."""
         found = self._describe(gcloud_args.describe(pod), pod.name)
         if found is None:
             return None
@@ -115,11 +114,7 @@ class TpuApi:
         )
 
     def queued_resource(self, pod: Pod) -> tuple[str, str] | None:
-        """State of the queued resource and, if it failed, its error; None if none has this name.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
+        """State of the queued resource and, if it failed, its error; None if none has this name."""
         found = self._describe(gcloud_args.describe(pod, queued=True), pod.name)
         if found is None:
             return None

@@ -1,4 +1,7 @@
-"""Grant the service accounts of TPUs the roles that they need in a project, through gcloud."""
+"""Grant the service accounts of TPUs the roles that they need in a project, through gcloud.
+
+The functions raise StepFailed if gcloud fails.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,7 @@ def has_role(policy: dict[str, Any], member: str, role: str) -> bool:
 
 
 def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
-    """Grant ``member`` those of ``roles`` that it does not have in the project; the roles that were granted.
-
-    Raises:
-        StepFailed: gcloud failed.
-    """
+    """Grant ``member`` those of ``roles`` that it does not have in the project; the roles that were granted."""
     read = gcloud.run("projects", "get-iam-policy", project, "--format=json")
     if read.returncode:
         raise StepFailed(f"{project}: {gcloud.error_line(read)}")
@@ -95,11 +94,7 @@ def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
 
 
 def authorize_ai_platform(project: str) -> dict[str, Any]:
-    """AI Platform: grant its TPU service account the role of a Cloud ML service agent.
-
-    Raises:
-        StepFailed: AI Platform or gcloud failed.
-    """
+    """AI Platform: grant its TPU service account the role of a Cloud ML service agent."""
     command = "trainyard pod authorize-tpu --for tpu-vm"
     logger.warning(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)
@@ -111,8 +106,6 @@ def authorize_tpu_vm(project: str, account: str | None) -> dict[str, Any]:
 
     Args:
         account: that the workers run as; None for Compute Engine's default service account.
-    Raises:
-        StepFailed: gcloud failed.
     """
     command = ("compute", "tpus", "tpu-vm", "service-identity", "create")
     agent = gcloud.run(*command, f"--zone={ANY_ZONE}", f"--project={project}", "--format=value(identity.email)")

@@ -29,11 +29,7 @@ NODE = "cmle-tpu-rehearsal"
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas of a job, and the TPU node for its `cloud_tpu` worker.
-
-    Raises:
-        UserError: part of the job cannot be rehearsed; the message gives the line.
-    """
+    """The replicas and the TPU node of a job; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     master = spec.get("masterConfig") or {}
     if not master.get("imageUri"):

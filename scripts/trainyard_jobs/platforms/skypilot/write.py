@@ -36,11 +36,7 @@ _GROUP = (
 
 
 def _check(request: Request) -> None:
-    """Check that SkyPilot can run what is requested.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that SkyPilot can run what is requested."""
     writing.refuse("skypilot", request, "tune", "tensorboard", "slices", "timeout", "service_account")
     if any(one.server for one in request.mounts):
         raise UserError("'--mount nfs://...': SkyPilot mounts buckets only")

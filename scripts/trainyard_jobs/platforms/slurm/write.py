@@ -23,11 +23,7 @@ DEFAULT_RUNTIME = "pyxis"
 
 
 def _check(request: Request) -> None:
-    """Check that Slurm can run what is requested.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that Slurm can run what is requested."""
     if request.reservation == "any":
         raise UserError("'--reservation any': jobs of Slurm name their reservation")
     for name in ("queue", "priority", "reservation"):

@@ -61,11 +61,7 @@ class _Pool:
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas of a CustomJob, or of a ``trial`` of a tuning job.
-
-    Raises:
-        UserError: part of the job cannot be rehearsed; the message gives the line.
-    """
+    """The replicas of a CustomJob or a ``trial``; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     pools = _pools(job, spec)
     if not pools or pools[0].number:
