@@ -18,9 +18,6 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 
-#: The container runtime unless CONTAINER_RUNTIME= is given.
-DEFAULT_RUNTIME = "pyxis"
-
 
 def _check(request: Request) -> None:
     """Check that Slurm can run what is requested."""
@@ -69,7 +66,7 @@ def step(request: Request) -> list[str]:
     args, env = request.with_output()
     # Without --whole, a step of one task has one CPU of the node.
     command = ["srun", "--whole", "--kill-on-bad-exit=1"]
-    if (request.container_runtime or DEFAULT_RUNTIME) == "pyxis":
+    if request.container_runtime != "apptainer":  # pyxis, the default
         # Variables that the image sets, too, and those that the entrypoint reads, have to be named.
         named = [f"--container-env={','.join(env)}"] if env else []
         entrypoint = "--no-container-entrypoint" if request.command else "--container-entrypoint"
