@@ -108,17 +108,13 @@ def ignore_signals() -> Iterator[None]:
 
 
 class TpuVm:
-    """Create, await, describe and delete a TPU VM, which may not exist yet."""
+    """Create, await, describe and delete a TPU VM, which may not exist yet. What fails raises StepFailed."""
 
     def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
         self.pod, self.limits, self.tpu = pod, limits, tpu
 
     def node(self) -> Node | None:
-        """Return how the API describes it; None if it does not exist.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
+        """Return how the API describes it; None if it does not exist."""
         return self.tpu.node(self.pod)
 
     @property
@@ -155,11 +151,7 @@ class TpuVm:
                 process.kill()
 
     def create_queued(self, valid_until: str | None) -> Node:
-        """Create a queued resource and wait until its TPU VM is provisioned and READY.
-
-        Raises:
-            StepFailed: as for :func:`create`.
-        """
+        """Create a queued resource and wait until its TPU VM is provisioned and READY; see :meth:`create`."""
         logger.info(f"{self.pod.name}: queueing for {self._kind}")
         requested = self.tpu.call(gcloud_args.create_queued(self.pod, valid_until=valid_until))
         if requested.returncode:

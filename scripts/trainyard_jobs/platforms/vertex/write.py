@@ -53,11 +53,7 @@ def machine_spec(request: Request) -> dict[str, Any]:
 
 
 def _machine(request: Request) -> dict[str, Any]:
-    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators.
-
-    Raises:
-        UserError: Vertex AI does not offer that TPU.
-    """
+    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators."""
     if request.tpu:
         return _tpu(request, request.tpu)
     if request.gpus:
