@@ -6,7 +6,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_wri
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import all_rules
-from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.platforms.base import Platform, RenderedJob
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.rules.image import targets
 from trainyard_jobs.schema import job_file
@@ -138,6 +138,12 @@ def checked(text: str, request: Request, images: Mapping[str, Contents | None] |
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise UserError(f"invalid job: {failed[0].what}: {failed[0].remediation}{more}")
     return text
+
+
+def rendered(request: Request, command: list[str], file: str, body: str, notes: Iterable[str]) -> RenderedJob:
+    """Return a job with its comment at the top, if no rule refuses it; see :func:`checked`."""
+    text = checked(header(request, command, file) + body, request, expected_contents(request))
+    return RenderedJob(text, command, request, notes=tuple(notes))
 
 
 def refuse(platform: str, request: Request, *options: str, why: str = "") -> None:

@@ -397,11 +397,8 @@ class Gke(Platform):
         writing.check_machine(request)
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
         file = file or self.file_name
-        command = submit_command(file)
-        text = writing.header(request, command, file) + objects
-        writing.checked(text, request, writing.expected_contents(request))
         notes = (*writing.machine_notes(request), *writing.network_notes(request))
-        return RenderedJob(text, command, request, notes=notes)
+        return writing.rendered(request, submit_command(file), file, objects, notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         return submit_objects(job, kind(job.request), *pods(job.request), interval)

@@ -108,15 +108,12 @@ class Kubeflow(Platform):
     dry_run = gke.DRY_RUN
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
-        found = train_job(request)
+        body = yaml_writer.dump(train_job(request))
         file = file or self.file_name
-        command = gke.submit_command(file)
-        text = writing.header(request, command, file) + yaml_writer.dump(found)
-        writing.checked(text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
         if request.spec is None and not request.command and not request.tpu:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")
-        return RenderedJob(text, command, request, notes=tuple(notes))
+        return writing.rendered(request, gke.submit_command(file), file, body, notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         name = object_name(job.request.name)

@@ -225,10 +225,8 @@ class Vertex(Platform):
             raise UserError("'--name': a display name has at most 128 characters")
         writing.check_machine(request)
         file = file or self.file_name
-        command = submit_command(request, file)
-        text = writing.header(request, command, file) + yaml_writer.dump(config(request))
-        writing.checked(text, request, writing.expected_contents(request))
-        return RenderedJob(text, command, request, notes=writing.machine_notes(request))
+        body = yaml_writer.dump(config(request))
+        return writing.rendered(request, submit_command(request, file), file, body, writing.machine_notes(request))
 
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
         """An AI Platform job as a Vertex AI job."""
