@@ -290,17 +290,6 @@ def manifests(request: Request) -> list[dict[str, Any]]:
     return [_service(request, name), job] if request.workers > 1 else [job]
 
 
-def pods(request: Request) -> tuple[str, int]:
-    """The label selector of the job's pods, and their number."""
-    label = gke_objects.JOBSET_NAME if _in_jobset(request) else "job-name"
-    return f"{label}={gke_objects.object_name(request.name)}", hosts(request)
-
-
-def kind(request: Request) -> str:
-    """The resource for kubectl: ``job/NAME`` or ``jobset/NAME``."""
-    return f"{'jobset' if _in_jobset(request) else 'job'}/{gke_objects.object_name(request.name)}"
-
-
 def submit_command(file: str) -> list[str]:
     """The command that creates the objects of ``file``."""
     return ["kubectl", "create", f"--filename={file}"]
@@ -401,7 +390,9 @@ class Gke(Platform):
         return writing.rendered(request, submit_command(file), file, objects, notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
-        return submit_objects(job, kind(job.request), *pods(job.request), interval)
+        name = gke_objects.object_name(job.request.name)
+        kind, label = ("jobset", gke_objects.JOBSET_NAME) if _in_jobset(job.request) else ("job", "job-name")
+        return submit_objects(job, f"{kind}/{name}", f"{label}={name}", hosts(job.request), interval)
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_gke.rehearsal(job)
