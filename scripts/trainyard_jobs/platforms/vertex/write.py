@@ -175,8 +175,11 @@ def job_spec(request: Request) -> dict[str, Any]:
     return {"workerPoolSpecs": pools(request)} | writing.without_empty(optional)
 
 
-def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
-    """The HyperparameterTuningJob, with the metric that the trainers report."""
+def config(request: Request) -> dict[str, Any]:
+    """The contents of the file for ``--config``: the CustomJobSpec, or the HyperparameterTuningJob of a search."""
+    search = request.tune
+    if search is None:
+        return job_spec(request)
     return {
         "displayName": request.name,
         "studySpec": tuning.study_spec(search),
@@ -184,11 +187,6 @@ def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
         "parallelTrialCount": search.parallel,
         "trialJobSpec": job_spec(request),
     }
-
-
-def config(request: Request) -> dict[str, Any]:
-    """The contents of the file for ``--config``."""
-    return tuning_job(request, request.tune) if request.tune else job_spec(request)
 
 
 def group(tuned: bool) -> str:
