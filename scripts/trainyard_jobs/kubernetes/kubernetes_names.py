@@ -18,7 +18,6 @@ _SUBDOMAIN = 253
 _POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
-
 _LETTERS = "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
 
 #: The end of a name of lowercase letters, digits and dashes.

@@ -34,7 +34,6 @@ _LEVELS = {
     "host": "cloud.google.com/gce-topology-host",
 }
 
-
 #: The name of a bucket: https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
 

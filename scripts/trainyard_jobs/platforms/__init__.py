@@ -29,7 +29,6 @@ PLATFORMS: tuple[Platform, ...] = (
     SkyPilot(),
 )
 
-
 #: A platform and an option that it lacks -> what to do instead.
 _INSTEAD = {
     ("vertex", "secret"): "a CustomJob has no field for it: let the code read Secret Manager as '--service-account'",

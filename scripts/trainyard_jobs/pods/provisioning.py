@@ -45,7 +45,6 @@ class Limits:
 
 Answer = TypeVar("Answer")
 
-
 #: The error of a zone without capacity (https://docs.cloud.google.com/tpu/docs/troubleshooting/trouble-tpu), and ours
 #: of a queued resource that is not provisioned in time.
 _NO_CAPACITY = re.compile(r"no more capacity|s in the queue \(")

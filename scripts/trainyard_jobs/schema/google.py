@@ -42,7 +42,6 @@ _MESSAGES = {
     "ai-platform": ("ml.v1", "GoogleCloudMlV1__TrainingInput", "GoogleCloudMlV1__Job"),
 }
 
-
 #: Kind -> the key of the whole resource that has the specification.
 WRAPPERS = {"custom-job": "jobSpec", "ai-platform": "trainingInput"}
 

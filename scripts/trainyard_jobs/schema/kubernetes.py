@@ -25,7 +25,6 @@ JOBSET_SCHEMA = Path(__file__).with_name("jobset.yaml")
 TRAIN_JOB_SCHEMA = Path(__file__).with_name("trainjob.yaml")
 TRAIN_JOB_VERSION = "trainer.kubeflow.org/v1alpha1"
 
-
 #: Archive of the schemas of Kubernetes' newest version, which has the number of the package's.
 _SCHEMAS = "kubernetes-validate"
 

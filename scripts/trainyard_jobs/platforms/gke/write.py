@@ -41,7 +41,6 @@ DISK_PATH = "/mnt/disk"
 #: How often a JobSet is restarted after a failure: the trainers resume from their last checkpoint.
 RESTARTS = 3
 
-
 #: Path in the container, volume, and whether it is read-only.
 Mounted = tuple[str, dict[str, Any], bool]
 
