@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from tests.cloud import google_api
 
 from trainyard.common.rule_engine import Severity
-from trainyard_jobs import platforms
-from trainyard_jobs.rules import core
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -74,11 +73,7 @@ def refused(text: str) -> list[str]:
     evidence = Evidence(job_file.parse(text, Path("job.yaml")))
     # gcloud compares the tasks of pools in the files of CustomJobs only.
     rules = STRUCTURE - ({"pools_are_complete"} if evidence.job.kind == "hyperparameter-tuning-job" else set())
-    return [
-        str(one)
-        for one in core.check(evidence, platforms.RULES)
-        if one.severity is Severity.REFUSE and one.rule in rules
-    ]
+    return [str(one) for one in all_rules.check(evidence) if one.severity is Severity.REFUSE and one.rule in rules]
 
 
 IMAGE = "us-docker.pkg.dev/p/r/image:tag"

@@ -20,7 +20,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.check import pages
-from trainyard_jobs.rules import core
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -40,7 +40,7 @@ NOTED = GOOD | {"scheduling": {"strategy": "LOW_COST"}}
 
 def found(document: dict[str, Any], *, region: str | None = None) -> list[Finding]:
     job = job_file.parse(yaml.safe_dump(document, sort_keys=False), Path("job.yaml"))
-    return core.check(Evidence(job, region, {IMAGE: None}), platforms.RULES)
+    return all_rules.check(Evidence(job, region, {IMAGE: None}))
 
 
 def severities(document: dict[str, Any], rule: str, *, region: str | None = None) -> list[str]:
@@ -420,8 +420,7 @@ def test_any_yaml_is_judged_or_refused_in_one_line(tree: dict[str, Any], region:
     except UserError as error:
         assert "\n" not in str(error)
         return
-    platform = platforms.of_job_file(job)
-    for one in platform.check(job, region=region):
+    for one in all_rules.check(Evidence(job, region)):
         assert one.where.startswith("job.yaml") and one.what and isinstance(one.severity, Severity)
 
 
@@ -451,7 +450,7 @@ def test_the_page_lists_every_rule_once_with_severity_title_and_source() -> None
 def test_a_key_of_another_api_is_unknown_and_the_rest_is_judged() -> None:
     """A CustomJobSpec in one file with a TrainingInput."""
     job = job_file.parse("scheduling: true\ntrainingInput: []\nworkerPoolSpecs:\n", Path("job.yaml"))
-    found = [f"{one.where}: {one.what}" for one in platforms.of_job_file(job).check(job, region=None)]
+    found = [f"{one.where}: {one.what}" for one in all_rules.check(Evidence(job))]
     assert found == [
         "job.yaml:1: scheduling: true is not a mapping of fields",
         "job.yaml:2: trainingInput: unknown field 'trainingInput'",

@@ -17,7 +17,7 @@ from trainyard_jobs import platforms
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
-from trainyard_jobs.rules import core
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file, kubernetes
 
@@ -111,7 +111,7 @@ def evidence(*documents: dict[str, Any], region: str | None = "us-central1", **m
 
 
 def found(*documents: dict[str, Any], **more: Any) -> list[Finding]:
-    return core.check(evidence(*documents, **more), platforms.RULES)
+    return all_rules.check(evidence(*documents, **more))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_the_region_must_have_the_tpu(region: str, said: str) -> None:
 def test_ambiguous_yaml_words_are_found(word: str, odd: bool) -> None:
     content = f"workerPoolSpecs:\n  - containerSpec:\n      args: [{word}]\n"
     evidence = Evidence(job_file.parse(content, Path("job.yaml")))
-    some = [one for one in core.check(evidence, platforms.RULES) if one.rule == "no_ambiguous_yaml_words"]
+    some = [one for one in all_rules.check(evidence) if one.rule == "no_ambiguous_yaml_words"]
     assert bool(some) == odd
     assert all(one.where == "job.yaml:3" for one in some)
 
@@ -418,7 +418,7 @@ def assert_architecture(job: dict[str, Any], built_for: tuple[str, ...], said: s
     """``said`` is in the only finding about the image's architecture; without it there is none."""
     parsed = job_file.parse(json.dumps(job), Path("job.yaml"))
     evidence = Evidence(parsed, images={IMAGE: Contents(IMAGE, platforms=built_for)})
-    found = [one for one in core.check(evidence, platforms.RULES) if one.rule == "images_have_the_architecture"]
+    found = [one for one in all_rules.check(evidence) if one.rule == "images_have_the_architecture"]
     assert [said in one.what and one.severity is Severity.CANNOT_START for one in found] == ([True] if said else [])
 
 

@@ -39,14 +39,15 @@ from trainyard.common.rule_engine import Finding, Severity, rules_in
 from trainyard_jobs import platforms
 from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
 from trainyard_jobs.model import yaml_writer
-from trainyard_jobs.rules import core, kubernetes_job, train_job
+from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.rules import kubernetes_job, train_job
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file, kubernetes_defaults
 
 
 def findings(*documents: Document) -> list[Finding]:
     text = "---\n".join(yaml_writer.dump(one) for one in copy.deepcopy(documents))
-    return core.check(Evidence(job_file.parse(text, Path("job.yaml"))), platforms.RULES)
+    return all_rules.check(Evidence(job_file.parse(text, Path("job.yaml"))))
 
 
 def failing(*documents: Document) -> list[Finding]:

@@ -18,7 +18,7 @@ import pytest
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard_jobs import platforms
 from trainyard_jobs.model import yaml_writer
-from trainyard_jobs.rules import core
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -63,7 +63,7 @@ def patch(manager: str = "acme.io/manager", /, job: str = "node", **pod: Any) ->
 
 def findings(*documents: Document) -> list[Finding]:
     text = "---\n".join(yaml_writer.dump(one) for one in copy.deepcopy(documents))
-    return core.check(Evidence(job_file.parse(text, Path("job.yaml"))), platforms.RULES)
+    return all_rules.check(Evidence(job_file.parse(text, Path("job.yaml"))))
 
 
 def severities(*documents: Document) -> list[Severity]:
@@ -296,7 +296,7 @@ def test_the_image_of_a_train_job_is_looked_up() -> None:
     job = job_file.parse(
         yaml_writer.dump(train_job(runtimeRef=CLUSTER, trainer={"image": "r/none:1"})), Path("job.yaml")
     )
-    found = core.check(Evidence(job, missing={"r/none:1": "not found"}), platforms.RULES)
+    found = all_rules.check(Evidence(job, missing={"r/none:1": "not found"}))
     assert [(one.rule, one.where) for one in found] == [("images_exist", "job.yaml:9")]
 
 

@@ -21,11 +21,11 @@ from trainyard.oci.documents import hashed
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.spec import gpus, model
 from trainyard.spec.architectures import AMD64, ARM64
-from trainyard_jobs import platforms
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model.image_metadata import Contents
-from trainyard_jobs.rules import core, image_gpus
+from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.rules import image as rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -74,12 +74,12 @@ def ai_platform(**fields: Any) -> dict[str, Any]:
 def findings(job: dict[str, Any], contents: Contents) -> list[Finding]:
     """Return the findings of the rules about GPUs, of all rules of a job."""
     evidence = Evidence(job_file.parse(json.dumps(job), Path("job.yaml")), images={IMAGE: contents})
-    ids = {image_gpus.images_have_code_for_the_gpu.id, image_gpus.nodes_have_the_driver.id}
-    return [finding for finding in core.check(evidence, platforms.RULES) if finding.rule in ids]
+    ids = {rules.images_have_code_for_the_gpu.id, rules.nodes_have_the_driver.id}
+    return [finding for finding in all_rules.check(evidence) if finding.rule in ids]
 
 
 def codes(job: dict[str, Any], contents: Contents) -> list[Finding]:
-    rule = image_gpus.images_have_code_for_the_gpu.id
+    rule = rules.images_have_code_for_the_gpu.id
     return [finding for finding in findings(job, contents) if finding.rule == rule]
 
 

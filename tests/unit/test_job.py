@@ -19,11 +19,10 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning
-from trainyard_jobs.platforms import submission, writing
+from trainyard_jobs.platforms import all_rules, submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.gke import write as gke_platform
 from trainyard_jobs.rehearsal import session
-from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import google, job_file, kubernetes
 
@@ -285,7 +284,7 @@ def test_each_form_of_ai_platform_job_is_converted_to_equivalent_pools(
     assert [pool.get("machineSpec", {}) for pool in pools] == machines
     assert note in " ".join(done.notes)
     file = job_file.parse(json.dumps(done.config), Path("x.json"))
-    assert [one for one in core.check(Evidence(file, done.region), platforms.RULES) if one.fails] == []
+    assert [one for one in all_rules.check(Evidence(file, done.region)) if one.fails] == []
 
 
 def test_an_ai_platform_search_is_converted_to_a_tuning_job() -> None:

@@ -61,7 +61,7 @@ def test_ssh_passes_the_user_and_uses_internal_addresses_if_there_are_no_others(
 
 def test_deletion_has_no_prompt_and_includes_the_queued_resource() -> None:
     assert "--quiet" in gcloud_args.delete(POD)
-    assert {"--quiet", "--force"} <= set(gcloud_args.delete_queued(POD))
+    assert {"--quiet", "--force"} <= set(gcloud_args.delete(POD, queued=True))
 
 
 # --- commands on the workers -----------------------------------------------------------------------------------------

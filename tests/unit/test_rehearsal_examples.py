@@ -11,8 +11,8 @@ from rehearsing import rehearsal_of, resolved
 
 from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rehearsal.model import Rehearsal
-from trainyard_jobs.rules import core
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -26,7 +26,7 @@ def rehearsed(name: str, folder: Path) -> Rehearsal:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_no_rule_finds_anything_in_a_job_of_the_shape_of_a_public_document(path: Path) -> None:
-    assert core.check(Evidence(job_file.load(path)), platforms.RULES) == []
+    assert all_rules.check(Evidence(job_file.load(path))) == []
     assert platforms.of_job_file(job_file.load(path)).name in ("vertex", "gke")
 
 

@@ -2,8 +2,8 @@
 
 A rule is a generator function: it takes the evidence about one image or one job file and yields a :class:`Finding` for
 every place that breaks the rule. The decorator :func:`rule` makes it a :class:`Rule`. A module of rules belongs in the
-list of :mod:`trainyard.lint.image.core` or of its platform (:mod:`trainyard_jobs.platforms`), which also fixes the
-order in which rules report: by module in that list, then by position in the module.
+list of :mod:`trainyard.lint.image.core` or of :mod:`trainyard_jobs.platforms.all_rules`, which also fixes the order in
+which rules report: by module in that list, then by position in the module.
 """
 
 from __future__ import annotations

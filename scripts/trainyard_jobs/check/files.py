@@ -16,11 +16,11 @@ from trainyard.common.rule_engine import Finding
 from trainyard.oci.reference import why_unusable
 from trainyard.spec import yaml_source
 from trainyard.spec.yaml_source import relative
-from trainyard_jobs import platforms
 from trainyard_jobs.check import placeholders
 from trainyard_jobs.check.placeholders import TemplateError
 from trainyard_jobs.model import image_metadata
 from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules import image, named_images
 from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields, validate
 from trainyard_jobs.schema import job_file
@@ -60,7 +60,7 @@ def check_file(
     if unsigned:
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
         found = {one: why for one in named if (why := unsigned(one))}
-    return job, platforms.of_job_file(job).check(job, region=region, images=images, missing=missing, unsigned=found)
+    return job, all_rules.check(Evidence(job, region, images, missing, found))
 
 
 def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
@@ -187,14 +187,14 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         for number, document in enumerate(job.documents):
             # Errors of a type first: an unknown field is ignored.
             for error in sorted(validate(job.kind, document), key=lambda error: error.empty is None):
                 what = f"{'.'.join(map(str, error.location))}: {error.what}"
                 check = f"'trainyard job check {job.path}' lists every mistake"
                 raise job.error(error.location, f"{what}; {check}", number) from None
-        for finding in platforms.of_job_file(job).check(job):  # such as an empty entry in a list
+        for finding in all_rules.check(Evidence(job)):  # such as an empty entry in a list
             if finding.fails:
                 raise UserError(f"{finding.where}: {finding.what}") from None
         raise

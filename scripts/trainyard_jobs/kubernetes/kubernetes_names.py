@@ -18,7 +18,6 @@ _SUBDOMAIN = 253
 _POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
-
 _LETTERS = "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
 
 #: The end of a name of lowercase letters, digits and dashes.
@@ -100,9 +99,5 @@ def quantity(value: object) -> Fraction | None:
     if suffix in _BINARY:
         return number * int(1024 ** _BINARY[suffix])
     if suffix in _POWERS:
-        return number * _power_of_10(_POWERS[suffix])
-    return number * _power_of_10(int(suffix[1:]))
-
-
-def _power_of_10(exponent: int) -> Fraction:
-    return Fraction(10**exponent) if exponent >= 0 else Fraction(1, 10**-exponent)
+        return number * Fraction(10) ** _POWERS[suffix]
+    return number * Fraction(10) ** int(suffix[1:])

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, probe_runner
 from trainyard.oci.reference import Reference
-from trainyard.oci.registry import Manifest, Repository
+from trainyard.oci.registry import Repository
 from trainyard.sandbox.containers import files_of
 from trainyard.spec import gpus, model
 from trainyard.spec.architectures import AMD64, PLATFORMS
@@ -244,7 +244,8 @@ def at_registry(reference: str, *, sbom: bool = False) -> Contents:
         if manifest is None:
             separator = "@" if named.digest else ":"
             raise ImageNotFoundError(f"{named.registry} has no {named.repository}{separator}{named.version}")
-        image = _for_linux(repository, manifest)
+        digest = image_index.chosen(manifest.document)  # None if it is no index
+        image = manifest if digest is None else repository.existing(digest)
         config = repository.config(image)
         contents = _by_config(reference, config)
         members, codes = image_index.images(manifest.document), dict(contents.device_codes)
@@ -275,9 +276,3 @@ def _by_config(reference: str, config: Mapping[str, Any]) -> Contents:
 def _architecture(config: Mapping[str, Any]) -> str:
     """Return the architecture of an image, by its configuration."""
     return str(config.get("architecture") or AMD64.name)
-
-
-def _for_linux(repository: Repository, manifest: Manifest) -> Manifest:
-    """Return ``manifest``, or that of an image of an index."""
-    digest = image_index.chosen(manifest.document)
-    return manifest if digest is None else repository.existing(digest)

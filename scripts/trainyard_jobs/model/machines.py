@@ -210,9 +210,9 @@ def outdated(today: datetime.date) -> list[str]:
     ]
 
 
-def _sides(topology: str) -> list[int]:
+def sides(topology: str) -> list[int]:
     """``4x8`` as [4, 8]; empty if it is no topology."""
-    return [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+){1,2}", topology) else []
+    return [int(side) for side in topology.split("x")] if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", topology) else []
 
 
 def machine_of_topology(generation: str, topology: str) -> str | None:
@@ -224,14 +224,14 @@ def machine_of_topology(generation: str, topology: str) -> str | None:
     tpu = table().tpus[generation]
     if topology in tpu.slices or not tpu.any_multiple_of_4:
         return tpu.slices.get(topology)
-    sides = _sides(topology)
-    fits = len(sides) == 3 and prod(sides) > 64 and sides == sorted(sides) and not any(side % 4 for side in sides)
+    axes = sides(topology)
+    fits = len(axes) == 3 and prod(axes) > 64 and axes == sorted(axes) and not any(side % 4 for side in axes)
     return next(machine for machine, chips in tpu.chips.items() if chips == 4) if fits else None
 
 
 def _slice(generation: str, topology: str, machine_type: str) -> TpuSlice:
     tpu = table().tpus[generation]
-    chips = prod(_sides(topology))
+    chips = prod(sides(topology))
     # A machine with 8 chips is a complete slice; larger slices consist of machines with 4.
     hosts = max(1, chips // tpu.chips[machine_type])
     number = chips * 2 if tpu.counts == "cores" else chips
@@ -301,7 +301,7 @@ def slice_on(machine_type: str, topology: str) -> TpuSlice | None:
     """The slice of a machine type and a topology (GKE, Vertex AI); None if they cannot be combined."""
     for generation, tpu in table().tpus.items():
         usual = machine_of_topology(generation, topology) if machine_type in tpu.chips else None
-        if usual and (machine_type == usual or (tpu.chips[machine_type] == 4 and prod(_sides(topology)) % 4 == 0)):
+        if usual and (machine_type == usual or (tpu.chips[machine_type] == 4 and prod(sides(topology)) % 4 == 0)):
             return _slice(generation, topology, machine_type)
     return None
 

@@ -2,6 +2,9 @@
 
 The command line declares them, a request is made of them, and docs/jobs.md lists them. To add one, add a row, and its
 name to ``options`` of the platforms that have it if not all do.
+
+What parses or checks a value raises a :class:`~trainyard.common.errors.UserError` that names the option if it is
+invalid.
 """
 
 from __future__ import annotations
@@ -30,7 +33,6 @@ _LEVELS = {
     "subblock": "cloud.google.com/gce-topology-subblock",
     "host": "cloud.google.com/gce-topology-host",
 }
-
 
 #: The name of a bucket: https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
@@ -64,11 +66,7 @@ class Placement:
 
 
 def disk(text: str) -> Disk:
-    """``200`` or ``hyperdisk-balanced:200``.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """``200`` or ``hyperdisk-balanced:200``."""
     match = re.fullmatch(r"(?:([a-z][a-z0-9-]*):)?([1-9]\d*)", text)
     if not match:
         raise UserError(f"'--disk {text}' is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)")
@@ -76,11 +74,7 @@ def disk(text: str) -> Disk:
 
 
 def mounts(text: str) -> tuple[Mount, ...]:
-    """``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers.
-
-    Raises:
-        UserError: one of them is invalid, or two have one path.
-    """
+    """``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers."""
     found = []
     for word in text.split():
         match = re.fullmatch(rf"(gs|nfs)://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
@@ -101,26 +95,12 @@ def mounts(text: str) -> tuple[Mount, ...]:
 
 
 def labels(text: str) -> tuple[tuple[str, str], ...]:
-    """``team=vision,run=1`` as pairs; what characters they may have depends on the platform.
-
-    Raises:
-        UserError: one of them is no pair.
-    """
-    found = {}
-    for word in text.split(","):
-        key, equals, value = word.strip().partition("=")
-        if not key or not equals:
-            raise UserError(f"'--labels': {word.strip()!r} is not key=value")
-        found[key] = value
-    return tuple(found.items())
+    """``team=vision,run=1`` as pairs; what characters they may have depends on the platform."""
+    return pairs(map(str.strip, text.split(",")), "--labels", key="(?s).+", form="key=value")
 
 
 def check_labels(pairs: Iterable[tuple[str, str]]) -> None:
-    """Check labels of Google Cloud: https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements.
-
-    Raises:
-        UserError: one of them is invalid.
-    """
+    """Check labels of Google Cloud: https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements."""
     for key, value in pairs:
         if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
             form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
@@ -149,8 +129,6 @@ def pairs(
 
     Args:
         key, value: patterns of the two; ``form``: both in words.
-    Raises:
-        UserError: one of them is invalid.
     """
     found = {}
     for word in given:
@@ -187,11 +165,7 @@ def mebibytes(text: str) -> int:
 
 
 def placement(text: str) -> Placement:
-    """``block`` (required), ``preferred:block``, or another node label instead of the level's name.
-
-    Raises:
-        UserError: it is neither a level nor a label.
-    """
+    """``block`` (required), ``preferred:block``, or another node label instead of the level's name."""
     words = text.split(":")
     level = words[-1]
     label = _LEVELS.get(level) or (level if re.fullmatch(r"[\w.-]+/[\w.-]+", level) else None)
@@ -204,11 +178,7 @@ def placement(text: str) -> Placement:
 
 
 def seconds(text: str, option: str = "--timeout") -> int:
-    """Return ``3600``, ``90m``, ``12h`` or ``2d`` in seconds.
-
-    Raises:
-        UserError: it is none of these.
-    """
+    """Return ``3600``, ``90m``, ``12h`` or ``2d`` in seconds."""
     match = re.fullmatch(r"(\d+)([smhd]?)", text)
     if not match or not int(match[1]):
         raise UserError(f"'{option} {text}' is not a duration such as 90m, 12h or 2d")
@@ -216,11 +186,7 @@ def seconds(text: str, option: str = "--timeout") -> int:
 
 
 def words(text: str, option: str = "--args") -> tuple[str, ...]:
-    """Return an option's value as a shell would split it.
-
-    Raises:
-        UserError: a quote is not closed.
-    """
+    """Return an option's value as a shell would split it."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -266,11 +232,7 @@ class Option:
         return self.name.replace("-", "_")
 
     def value(self, given: Any) -> Any:
-        """Return the value of :attr:`field`.
-
-        Raises:
-            UserError: what was given is not valid; the message names the option.
-        """
+        """Return the value of :attr:`field`."""
         if not given:
             return self.empty
         return self.parse(given) if self.parse else given

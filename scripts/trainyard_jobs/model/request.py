@@ -75,7 +75,7 @@ class Request:
     project: str | None = None
     timeout: int | None = None
     tpu_version: str | None = None
-    tuning: Tuning | None = None
+    tune: Tuning | None = None
     flex_start: bool = False
     max_wait: int | None = None
     reservation: str | None = None
@@ -273,9 +273,6 @@ PREFLIGHT = "--preflight"
 #: and https://docs.cloud.google.com/tpu/docs/request-using-flex-start
 FLEX_START = 7 * 86400
 
-#: Trials of a search, in all and at a time, unless given.
-DEFAULT_TRIALS, DEFAULT_PARALLEL = 8, 2
-
 
 def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
     """Return the request that options make.
@@ -325,7 +322,7 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
         args=(PREFLIGHT, *args) if options["preflight"] else args,
         gpus=gpus,
         tpu=tpu,
-        tuning=search,
+        tune=search,
         **{row.field: row.value(options[row.parameter]) for row in ROWS if row.field},
     )
 
@@ -359,11 +356,8 @@ def _parse_search(options: Mapping[str, Any]) -> Tuning | None:
         return None
     found = Tuning(
         tuning.parse(options["tune"]),
-        metric=options["metric"] or tuning.METRIC,
         goal=(options["goal"] or "maximize").upper(),
-        trials=options["trials"] or DEFAULT_TRIALS,
-        parallel=options["parallel"] or DEFAULT_PARALLEL,
-        algorithm=options["algorithm"],
+        **{name: options[name] for name in ("metric", "trials", "parallel", "algorithm") if options[name]},
     )
     # https://docs.cloud.google.com/vertex-ai/docs/reference/rest/v1/StudySpec#MetricSpec
     if re.search(r"\s", found.metric):

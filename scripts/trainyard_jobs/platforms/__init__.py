@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainyard.common.errors import UserError, nearest
-from trainyard.common.rule_engine import Rule
 from trainyard_jobs.kubernetes import kubernetes_names
 from trainyard_jobs.kubernetes.gke_objects import object_name
 from trainyard_jobs.model.options import ROWS, check_labels
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.ai_platform.write import AiPlatform
+from trainyard_jobs.platforms.all_rules import RULES as RULES
 from trainyard_jobs.platforms.base import Platform
 from trainyard_jobs.platforms.gke.write import Gke
 from trainyard_jobs.platforms.kubeflow.write import Kubeflow
@@ -16,8 +16,6 @@ from trainyard_jobs.platforms.skypilot.write import SkyPilot
 from trainyard_jobs.platforms.slurm.write import Slurm
 from trainyard_jobs.platforms.tpu_vm.write import TpuVm
 from trainyard_jobs.platforms.vertex.write import Vertex
-from trainyard_jobs.rules import core
-from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema.job_file import JobFile
 
 #: Every platform. To add one, write its folder and add an instance here.
@@ -31,7 +29,6 @@ PLATFORMS: tuple[Platform, ...] = (
     SkyPilot(),
 )
 
-
 #: A platform and an option that it lacks -> what to do instead.
 _INSTEAD = {
     ("vertex", "secret"): "a CustomJob has no field for it: let the code read Secret Manager as '--service-account'",
@@ -40,12 +37,6 @@ _INSTEAD = {
     ("ai-platform", "env"): "its jobs have no variables: give flags with '--args'",
     ("slurm", "secret"): "sbatch passes your environment on: export the variable before 'sbatch'",
 }
-
-
-#: Every rule, in the order in which they report.
-RULES: tuple[Rule[Evidence], ...] = core.rules(
-    dict.fromkeys(module for platform in PLATFORMS for module in platform.rules)
-)
 
 
 def by_name(name: str | None) -> Platform:

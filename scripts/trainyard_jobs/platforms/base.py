@@ -2,24 +2,19 @@
 
 To add a platform, write a folder with a subclass of :class:`Platform` in ``write.py`` and add an instance of it to
 ``PLATFORMS`` in ``platforms/__init__.py``. `trainyard job`, `trainyard job rehearse` and their messages then know it.
+Modules with rules about its job files are listed in ``platforms/all_rules.py``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar
 
 from trainyard.common.errors import UserError
-from trainyard.common.rule_engine import Finding
-from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rehearsal.tuning import Study
-from trainyard_jobs.rules import core
-from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema.job_file import JobFile, Kind
 
 
@@ -70,7 +65,6 @@ class Platform(ABC):
         file_name: name of a job's file in messages and comments.
         in_kubernetes: whether its jobs are objects of Kubernetes.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
-        rules: modules with rules about its job files, besides those that every job has.
         options: names of the options that it has of those that only some platforms have.
         dry_run: words of the command by which it checks a file without running it; empty if it has none.
     """
@@ -80,7 +74,6 @@ class Platform(ABC):
     file_name: ClassVar[str] = "job.yaml"
     in_kubernetes: ClassVar[bool] = False
     tpu_machine: ClassVar[bool] = False
-    rules: ClassVar[tuple[ModuleType, ...]] = ()
     options: ClassVar[frozenset[str]] = frozenset()
     dry_run: ClassVar[tuple[str, ...]] = ()
 
@@ -101,18 +94,6 @@ class Platform(ABC):
             UserError: there is no conversion from that kind of file, or the file is invalid.
         """
         raise self._unsupported("jobs cannot be converted to it; '--from' converts to '--platform vertex'")
-
-    def check(
-        self,
-        job: JobFile,
-        *,
-        region: str | None = None,
-        images: Mapping[str, Contents | None] | None = None,
-        missing: Mapping[str, str] | None = None,
-        unsigned: Mapping[str, str] | None = None,
-    ) -> list[Finding]:
-        """Check a job file against the platform's rules; see :class:`trainyard_jobs.rules.evidence.Evidence`."""
-        return core.check(Evidence(job, region, images or {}, missing or {}, unsigned), core.rules(self.rules))
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         """Submit a job and follow its log until it ends.

@@ -6,7 +6,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from trainyard.common.errors import UserError, nearest
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Request
-from trainyard_jobs.platforms.base import Platform
+from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.platforms.base import Platform, RenderedJob
+from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.rules.image import targets
 from trainyard_jobs.schema import job_file
 
@@ -121,9 +123,7 @@ def network_notes(request: Request) -> tuple[str, ...]:
     )
 
 
-def checked(
-    platform: Platform, text: str, request: Request, images: Mapping[str, Contents | None] | None = None
-) -> str:
+def checked(text: str, request: Request, images: Mapping[str, Contents | None] | None = None) -> str:
     """The text of a job, if no rule refuses it.
 
     An image on this machine is no reason: it can be rehearsed, and ``trainyard job`` warns about it.
@@ -131,8 +131,8 @@ def checked(
     Raises:
         UserError: the first finding, and how to fix it.
     """
-    job = job_file.parse(text, Path(platform.file_name))
-    found = platform.check(job, region=request.place, images=images)
+    job = job_file.parse(text, Path(Platform.file_name))
+    found = all_rules.check(Evidence(job, request.place, images or {}))
     failed = [finding for finding in found if finding.fails and finding.rule != "images_can_be_pulled"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -140,18 +140,24 @@ def checked(
     return text
 
 
-def refuse(platform: str, given: Mapping[str, object], why: str = "") -> None:
+def rendered(request: Request, command: list[str], file: str, body: str, notes: Iterable[str]) -> RenderedJob:
+    """Return a job with its comment at the top, if no rule refuses it; see :func:`checked`."""
+    text = checked(header(request, command, file) + body, request, expected_contents(request))
+    return RenderedJob(text, command, request, notes=tuple(notes))
+
+
+def refuse(platform: str, request: Request, *options: str, why: str = "") -> None:
     """Refuse the options that a platform lacks.
 
     Args:
-        given: option -> what was requested; empty or false if nothing was.
+        options: their attributes of a request.
         why: the end of the message.
     Raises:
-        UserError: one of them was requested.
+        UserError: one of them was given.
     """
-    for name, value in given.items():
-        if value:
-            raise UserError(f"'--platform {platform}' has no '{name}'{why}")
+    for name in options:
+        if getattr(request, name) != getattr(Request, name):
+            raise UserError(f"'--platform {platform}' has no '--{name.replace('_', '-')}'{why}")
 
 
 def without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,10 @@ Outcome = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of ``trainyard pod``; its help describes them. Durations are text such as ``30m``."""
+    """Options of ``trainyard pod``; its help describes them. Durations are text such as ``30m``.
+
+    Its methods raise UserError if an option that they need is missing or invalid.
+    """
 
     target: str | None = None
     name: str | None = None
@@ -76,31 +79,19 @@ class Options:
     logs_to_stderr: bool = False
 
     def limits(self) -> Limits:
-        """Time limits.
-
-        Raises:
-            UserError: one is not a duration.
-        """
-
-        def seconds(given: str | None, option: str, default: float) -> float:
-            return job_options.seconds(given, option) if given else default
-
-        default = Limits()
-        return Limits(
-            ready=seconds(self.wait, "--wait", default.ready),
-            queue=seconds(self.queue_wait, "--queue-wait", 0) or None,
-            poll=seconds(self.poll, "--poll", default.poll),
-            check=seconds(self.check_wait, "--check-wait", default.check),
-            grace=seconds(self.grace, "--grace", default.grace),
-            restarts=default.restarts if self.restarts is None else self.restarts,
-        )
+        """Time limits."""
+        durations = {
+            "ready": (self.wait, "--wait"),
+            "queue": (self.queue_wait, "--queue-wait"),
+            "poll": (self.poll, "--poll"),
+            "check": (self.check_wait, "--check-wait"),
+            "grace": (self.grace, "--grace"),
+        }
+        found = {name: job_options.seconds(text, option) for name, (text, option) in durations.items() if text}
+        return Limits(**found) if self.restarts is None else Limits(**found, restarts=self.restarts)
 
     def _zones(self, zones: tuple[str, ...], tpu: TpuApi) -> tuple[str, ...]:
-        """The zones to try, in order: those given, or gcloud's, or the first of ``zones``, which have the accelerator.
-
-        Raises:
-            UserError: none of them is known, or the accelerator is not available in one.
-        """
+        """The zones to try, in order: those given, gcloud's, or the first of ``zones``, which have the accelerator."""
         if self.zone == ANY_ZONE:
             if not zones:
                 raise UserError(f"'--zone {ANY_ZONE}' requires '--accelerator', whose zones it stands for")
@@ -121,11 +112,7 @@ class Options:
         return zone
 
     def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
-        """The TPU VM that the options describe, in each zone where it may be created.
-
-        Raises:
-            UserError: an option is missing or invalid.
-        """
+        """The TPU VM that the options describe, in each zone where it may be created."""
         if not self.name:
             raise UserError("no name: set '--name', as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
@@ -154,11 +141,7 @@ class Options:
         return tuple(replace(described, zone=zone) for zone in self._zones(slice_.zones if slice_ else (), tpu))
 
     def image_reference(self) -> str:
-        """The image to run: IMAGE, or that of TARGET.
-
-        Raises:
-            UserError: neither is given.
-        """
+        """The image to run: IMAGE, or that of TARGET."""
         return self._image(load(self.target) if self.target else None)
 
     def _image(self, spec: Spec | None) -> str:
@@ -166,11 +149,7 @@ class Options:
         return requests.image_of(spec, self.image, address)
 
     def run(self) -> Run:
-        """What to start on the workers.
-
-        Raises:
-            UserError: no image, a trainer that the image does not have, or an invalid variable.
-        """
+        """What to start on the workers."""
         spec = load(self.target) if self.target else None
         program = job_options.words(self.command or "", "--command")
         if program and (self.trainer or self.args):
@@ -196,11 +175,7 @@ def _require_accelerator(pod: Pod) -> None:
 
 
 def _require_platform(image: str) -> None:
-    """Check that an image is for the workers, if its registry says what it is for.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that an image is for the workers, if its registry says what it is for."""
     with contextlib.suppress(ImageNotFoundError, ImageUnavailableError):  # it may have been loaded on the workers
         if what := machines.TPU_VMS.mismatch(image_metadata.at_registry(image).platforms):
             raise UserError(f"{image}: {what}: {machines.TPU_VMS.remediation()}")
@@ -236,11 +211,6 @@ def train(
     code = controller.execute()
     logger.info(f"{vm.pod.name}: {'done' if code == 0 else f'a worker failed with exit status {code}'}")
     return code, {"zone": controller.vm.pod.zone, "exit_code": code, "restarts": controller.restarts}
-
-
-def run_on_existing(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Train on a TPU VM that exists."""
-    return train([pod], options, tpu, may_create=False)
 
 
 def create(pods: Sequence[Pod], options: Options, tpu: TpuApi) -> Outcome:
@@ -307,11 +277,7 @@ def stop(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
 
 
 def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Print the states of the queued resource, the TPU VM and its containers.
-
-    Raises:
-        StepFailed: gcloud failed.
-    """
+    """Print the states of the queued resource, the TPU VM and its containers."""
     queue, node = tpu.queued_resource(pod), tpu.node(pod)
     if queue:
         logger.info(f"{pod.name} (queue): {queue[0]}{f': {queue[1]}' if queue[1] else ''}")
@@ -332,18 +298,14 @@ def status(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
 
 
 def delete(pod: Pod, options: Options, tpu: TpuApi) -> Outcome:
-    """Delete the TPU VM and its queued resource.
-
-    Raises:
-        StepFailed: it could not be deleted.
-    """
+    """Delete the TPU VM and its queued resource."""
     return 0, {"deleted": TpuVm(pod, options.limits(), tpu).delete()}
 
 
 #: Name of an action on a TPU VM that exists -> function.
 ACTIONS: dict[str, Callable[[Pod, Options, TpuApi], Outcome]] = {
     "check": check,
-    "run": run_on_existing,
+    "run": lambda pod, options, tpu: train([pod], options, tpu, may_create=False),
     "logs": logs,
     "stop": stop,
     "status": status,

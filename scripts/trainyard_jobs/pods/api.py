@@ -72,9 +72,12 @@ def is_not_found(finished: Finished) -> bool:
 
 
 class TpuApi:
-    """The Cloud TPU API. Tests replace :meth:`call`, which everything else uses."""
+    """The Cloud TPU API; what describes a resource raises StepFailed if gcloud fails.
 
-    def call(self, command: Sequence[str], *, timeout: float | None = None) -> Finished:
+    Tests replace :meth:`call`, which everything else uses.
+    """
+
+    def call(self, command: Sequence[str]) -> Finished:
         """Run a command of :mod:`trainyard_jobs.pods.gcloud_args`.
 
         It runs in its own session: Ctrl-C reaches Trainyard, which has to clean up, and not gcloud.
@@ -85,7 +88,6 @@ class TpuApi:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=timeout,
             start_new_session=True,
             check=False,
         )
@@ -99,11 +101,7 @@ class TpuApi:
         raise StepFailed(f"{name}: {error_message(finished)}")
 
     def node(self, pod: Pod) -> Node | None:
-        """The TPU VM; None if none has this name.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
+        """The TPU VM; None if none has this name."""
         found = self._describe(gcloud_args.describe(pod), pod.name)
         if found is None:
             return None
@@ -116,12 +114,8 @@ class TpuApi:
         )
 
     def queued_resource(self, pod: Pod) -> tuple[str, str] | None:
-        """State of the queued resource and, if it failed, its error; None if none has this name.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
-        found = self._describe(gcloud_args.describe_queued(pod), pod.name)
+        """State of the queued resource and, if it failed, its error; None if none has this name."""
+        found = self._describe(gcloud_args.describe(pod, queued=True), pod.name)
         if found is None:
             return None
         state = found.get("state") or {}

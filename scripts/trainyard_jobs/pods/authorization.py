@@ -1,4 +1,7 @@
-"""Grant the service accounts of TPUs the roles that they need in a project, through gcloud."""
+"""Grant the service accounts of TPUs the roles that they need in a project, through gcloud.
+
+The functions raise StepFailed if gcloud fails.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,14 @@ ANY_ZONE = "us-central1-a"
 MAX_ATTEMPTS = 5
 
 
+def _output(failed: str, *arguments: str) -> str:
+    """Return what a command of gcloud prints; ``failed`` begins the line about one that fails."""
+    finished = gcloud.run(*arguments)
+    if finished.returncode:
+        raise StepFailed(f"{failed}: {gcloud.error_line(finished)}")
+    return finished.stdout.strip()
+
+
 def ai_platform_endpoint() -> str:
     """AI Platform's API, or gcloud's property ``api_endpoint_overrides/ml`` if its variable is set."""
     override = settings.standard_variable("CLOUDSDK_API_ENDPOINT_OVERRIDES_ML")
@@ -40,14 +51,12 @@ def ai_platform_service_account(project: str) -> str:
     Raises:
         StepFailed: the API does not return it, which is likely since its shutdown.
     """
-    token = gcloud.run("auth", "print-access-token")
-    if token.returncode:
-        raise StepFailed(f"no access token: {gcloud.error_line(token)}")
+    token = _output("no access token", "auth", "print-access-token")
     hint = f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}; use '--for tpu-vm' for Cloud TPU VMs"
     try:
         answer = requests.get(
             f"{ai_platform_endpoint()}/v1/projects/{project}:getConfig",
-            headers={"Authorization": f"Bearer {token.stdout.strip()}"},
+            headers={"Authorization": f"Bearer {token}"},
             timeout=60,
         )
         found = answer.json()
@@ -71,15 +80,8 @@ def has_role(policy: dict[str, Any], member: str, role: str) -> bool:
 
 
 def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
-    """Grant ``member`` those of ``roles`` that it does not have in the project; the roles that were granted.
-
-    Raises:
-        StepFailed: gcloud failed.
-    """
-    read = gcloud.run("projects", "get-iam-policy", project, "--format=json")
-    if read.returncode:
-        raise StepFailed(f"{project}: {gcloud.error_line(read)}")
-    policy = json.loads(read.stdout)
+    """Grant ``member`` those of ``roles`` that it does not have in the project; the roles that were granted."""
+    policy = json.loads(_output(project, "projects", "get-iam-policy", project, "--format=json"))
     missing = [role for role in roles if not has_role(policy, member, role)]
     for role in missing:
         flags = [f"--member={member}", f"--role={role}", "--condition=None", "--format=none"]
@@ -95,11 +97,7 @@ def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
 
 
 def authorize_ai_platform(project: str) -> dict[str, Any]:
-    """AI Platform: grant its TPU service account the role of a Cloud ML service agent.
-
-    Raises:
-        StepFailed: AI Platform or gcloud failed.
-    """
+    """AI Platform: grant its TPU service account the role of a Cloud ML service agent."""
     command = "trainyard pod authorize-tpu --for tpu-vm"
     logger.warning(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)
@@ -111,18 +109,12 @@ def authorize_tpu_vm(project: str, account: str | None) -> dict[str, Any]:
 
     Args:
         account: that the workers run as; None for Compute Engine's default service account.
-    Raises:
-        StepFailed: gcloud failed.
     """
-    command = ("compute", "tpus", "tpu-vm", "service-identity", "create")
-    agent = gcloud.run(*command, f"--zone={ANY_ZONE}", f"--project={project}", "--format=value(identity.email)")
-    if agent.returncode:
-        raise StepFailed(f"{project}: no Cloud TPU service agent: {gcloud.error_line(agent)}")
-    logger.info(f"{project}: the Cloud TPU service agent is {agent.stdout.strip()}")
+    create = ("compute", "tpus", "tpu-vm", "service-identity", "create", f"--zone={ANY_ZONE}", f"--project={project}")
+    agent = _output(f"{project}: no Cloud TPU service agent", *create, "--format=value(identity.email)")
+    logger.info(f"{project}: the Cloud TPU service agent is {agent}")
     if not account:
-        found = gcloud.run("projects", "describe", project, "--format=value(projectNumber)")
-        if found.returncode:
-            raise StepFailed(f"{project}: {gcloud.error_line(found)}")
-        account = f"{found.stdout.strip()}-compute@developer.gserviceaccount.com"
+        number = _output(project, "projects", "describe", project, "--format=value(projectNumber)")
+        account = f"{number}-compute@developer.gserviceaccount.com"
     given = grant(project, f"serviceAccount:{account}", WORKER_ROLES)
-    return {"agent": agent.stdout.strip(), "account": account, "given": given}
+    return {"agent": agent, "account": account, "given": given}

@@ -94,14 +94,9 @@ def create_queued(pod: Pod, *, valid_until: str | None = None) -> list[str]:
     return [*group, "create", pod.name, *pod.place, *what, *pod._kind, *until, *alpha]
 
 
-def describe(pod: Pod) -> list[str]:
-    """Describe the TPU VM as JSON: state, health, addresses of the workers."""
-    return [*TPU_VM, "describe", pod.name, *pod.place, "--format=json"]
-
-
-def describe_queued(pod: Pod) -> list[str]:
-    """Describe the queued resource as JSON."""
-    return [*QUEUED, "describe", pod.name, *pod.place, "--format=json"]
+def describe(pod: Pod, *, queued: bool = False) -> list[str]:
+    """Describe the TPU VM as JSON: state, health, addresses of the workers; with ``queued``, its queued resource."""
+    return [*(QUEUED if queued else TPU_VM), "describe", pod.name, *pod.place, "--format=json"]
 
 
 def ssh(pod: Pod, worker: int | str, command: str, *, dry_run: bool = False) -> list[str]:
@@ -139,11 +134,8 @@ def logs(pod: Pod) -> list[str]:
     return ssh(pod, "all", shell_commands.follow_marked())
 
 
-def delete(pod: Pod) -> list[str]:
-    """Delete the TPU VM without a prompt."""
+def delete(pod: Pod, *, queued: bool = False) -> list[str]:
+    """Delete the TPU VM without a prompt; with ``queued``, its queued resource and with it the TPU VM."""
+    if queued:
+        return [*QUEUED, "delete", pod.name, *pod.place, "--force", "--quiet"]
     return [*TPU_VM, "delete", pod.name, *pod.place, "--quiet"]
-
-
-def delete_queued(pod: Pod) -> list[str]:
-    """Delete the queued resource and the TPU VM that it created, without a prompt."""
-    return [*QUEUED, "delete", pod.name, *pod.place, "--force", "--quiet"]

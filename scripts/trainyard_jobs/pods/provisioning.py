@@ -43,24 +43,7 @@ class Limits:
     restarts: int = 50
 
 
-class _Progress:
-    """Prints a state when it changes, with the seconds since the start."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._last, self._begin = name, "", time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._begin
-
-    def update(self, state: str) -> None:
-        if state != self._last:
-            logger.info(f"{self._name}: {state}" + (f" ({self.seconds:.0f} s)" if self._last else ""))
-            self._last = state
-
-
 Answer = TypeVar("Answer")
-
 
 #: The error of a zone without capacity (https://docs.cloud.google.com/tpu/docs/troubleshooting/trouble-tpu), and ours
 #: of a queued resource that is not provisioned in time.
@@ -72,14 +55,26 @@ def is_no_capacity(error: StepFailed) -> bool:
     return bool(_NO_CAPACITY.search(str(error)))
 
 
-class RetryPolicy:
-    """Retries polls that fail, so that one lost request does not give up a place in the queue."""
+class _Polling:
+    """Polls a state, which is printed when it changes, with the seconds since the start.
+
+    A poll that fails is tried again, so that one lost request does not give up a place in the queue.
+    """
 
     #: Consecutive failures after which polling fails: 100 s at the default interval.
     MAX_FAILURES = 10
 
-    def __init__(self) -> None:
-        self._failures = 0
+    def __init__(self, name: str) -> None:
+        self._name, self._last, self._begin, self._failures = name, "", time.monotonic(), 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def update(self, state: str) -> None:
+        if state != self._last:
+            logger.info(f"{self._name}: {state}" + (f" ({self.seconds:.0f} s)" if self._last else ""))
+            self._last = state
 
     def poll(self, request: Callable[[], Answer]) -> Answer | None:
         """The answer, or None if the request failed and will be retried.
@@ -112,17 +107,13 @@ def ignore_signals() -> Iterator[None]:
 
 
 class TpuVm:
-    """Create, await, describe and delete a TPU VM, which may not exist yet."""
+    """Create, await, describe and delete a TPU VM, which may not exist yet. What fails raises StepFailed."""
 
     def __init__(self, pod: Pod, limits: Limits, tpu: TpuApi) -> None:
         self.pod, self.limits, self.tpu = pod, limits, tpu
 
     def node(self) -> Node | None:
-        """Return how the API describes it; None if it does not exist.
-
-        Raises:
-            StepFailed: gcloud failed.
-        """
+        """Return how the API describes it; None if it does not exist."""
         return self.tpu.node(self.pod)
 
     @property
@@ -159,11 +150,7 @@ class TpuVm:
                 process.kill()
 
     def create_queued(self, valid_until: str | None) -> Node:
-        """Create a queued resource and wait until its TPU VM is provisioned and READY.
-
-        Raises:
-            StepFailed: as for :func:`create`.
-        """
+        """Create a queued resource and wait until its TPU VM is provisioned and READY; see :meth:`create`."""
         logger.info(f"{self.pod.name}: queueing for {self._kind}")
         requested = self.tpu.call(gcloud_args.create_queued(self.pod, valid_until=valid_until))
         if requested.returncode:
@@ -177,17 +164,17 @@ class TpuVm:
         Raises:
             StepFailed: it failed or was deleted, or is not ACTIVE in time.
         """
-        progress, retries = _Progress(f"{self.pod.name} (queue)"), RetryPolicy()
+        polling = _Polling(f"{self.pod.name} (queue)")
         while True:
-            found = retries.poll(lambda: self.tpu.queued_resource(self.pod) or ("deleted", ""))
+            found = polling.poll(lambda: self.tpu.queued_resource(self.pod) or ("deleted", ""))
             state, error = found or ("unknown", "")
-            progress.update(state)
+            polling.update(state)
             if state == "ACTIVE":
                 return
             if state in ("FAILED", "SUSPENDED", "SUSPENDING", "DELETING", "deleted"):
                 raise StepFailed(f"{self.pod.name}: the queued resource is {state}{f': {error}' if error else ''}")
-            if self.limits.queue is not None and progress.seconds > self.limits.queue:
-                waited = f"still {state} after {progress.seconds:.0f} s in the queue"
+            if self.limits.queue is not None and polling.seconds > self.limits.queue:
+                waited = f"still {state} after {polling.seconds:.0f} s in the queue"
                 raise StepFailed(f"{self.pod.name}: {waited} ('--queue-wait' sets the limit)")
             time.sleep(self.limits.poll)
 
@@ -199,21 +186,21 @@ class TpuVm:
         Raises:
             StepFailed: it cannot become READY, or is not READY in time.
         """
-        progress, retries = _Progress(self.pod.name), RetryPolicy()
+        polling = _Polling(self.pod.name)
         while True:
             error = creation_error()
             if error:
                 raise StepFailed(f"{self.pod.name}: {error}")
-            found = retries.poll(self.node)
+            found = polling.poll(self.node)
             if found:
-                progress.update(str(found))
+                polling.update(str(found))
                 if found.ready:
                     return found
                 if found.state in PREEMPTED_STATES + STOPPED_STATES:
                     raise StepFailed(f"{self.pod.name} is {found} and will not become READY by itself")
-            if progress.seconds > self.limits.ready:
+            if polling.seconds > self.limits.ready:
                 state = f"is {found}" if found else "does not exist"
-                raise StepFailed(f"{self.pod.name} {state} after {progress.seconds:.0f} s ('--wait' sets the limit)")
+                raise StepFailed(f"{self.pod.name} {state} after {polling.seconds:.0f} s ('--wait' sets the limit)")
             time.sleep(self.limits.poll)
 
     def require_ready(self) -> Node:
@@ -245,7 +232,7 @@ class TpuVm:
         warned = False
         while True:
             with_queue = bool(self.tpu.queued_resource(self.pod)) if queued is None else queued
-            command = gcloud_args.delete_queued(self.pod) if with_queue else gcloud_args.delete(self.pod)
+            command = gcloud_args.delete(self.pod, queued=with_queue)
             finished = self.tpu.call(command)
             if finished.returncode == 0:
                 logger.info(f"{self.pod.name}: deleted")

@@ -14,7 +14,6 @@ from trainyard_jobs.rehearsal.progress import Progress
 _SYNTAX = re.compile(r"(?P<name>[^@\s]+?)(?:@(?P<when>.+))?")
 _WHEN = re.compile(r"(?:epoch(?P<epoch>\d+):?)?(?:step(?P<step>\d+))?|(?P<seconds>\d+(?:\.\d+)?)s|/(?P<text>.+)/")
 
-
 #: SIGTERM, the platform's grace period, SIGKILL; or SIGKILL alone, as in a machine failure.
 Action = Literal["preempt", "kill"]
 

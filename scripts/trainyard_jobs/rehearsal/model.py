@@ -1,4 +1,7 @@
-"""What a rehearsal consists of: replicas, their TPU node, and the restart policy of their platform."""
+"""What a rehearsal consists of: replicas, their TPU node, and the restart policy of their platform.
+
+Knows no platform and no Docker.
+"""
 
 from __future__ import annotations
 

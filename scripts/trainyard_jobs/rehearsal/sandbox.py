@@ -145,11 +145,7 @@ class RehearsalSandbox(Sandbox):
         )
 
     def _started(self, what: str, fake: Path, arguments: list[str], name: str, **options: Any) -> Container:
-        """Start a sidecar as root, and wait until it serves.
-
-        Raises:
-            StepFailed: it does not.
-        """
+        """Start a sidecar as root, and wait until it serves."""
         container = self.sidecar(
             self._image.id,
             fake,

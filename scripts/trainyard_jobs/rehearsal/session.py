@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import docker.errors
+from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import require_extra
-from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault
@@ -23,9 +22,6 @@ from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rehearsal.runner import Outcome, Runner
 from trainyard_jobs.schema.job_file import JobFile
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +74,6 @@ def parse_size(text: str) -> int:
     if not match:
         raise UserError(f"'--memory {text}': expected a size such as 900m or 2g")
     return int(float(match[1]) * _SIZES[match[2]])
-
-
-def parse_variables(text: str) -> dict[str, str]:
-    """The variables of ``NAME=VALUE ...``, split as a shell splits words.
-
-    Raises:
-        UserError: a word is not NAME=VALUE, or a quote is not closed.
-    """
-    return dict(job_options.pairs(job_options.words(text, "--env"), "--env"))
 
 
 def placeholder_trial(study: tuning.Study | None) -> Trial | None:
@@ -156,15 +143,6 @@ def run(
     return Result(found, session.output, tuple(files), tuple(problems))
 
 
-@contextlib.contextmanager
-def _engine_errors() -> Iterator[None]:
-    """Turn an error of the engine (no network address left, a folder it cannot mount) into a single line."""
-    try:
-        yield
-    except docker.errors.APIError as error:
-        raise StepFailed(f"the Docker engine failed: {error.explanation or error}") from None
-
-
 class _Session:
     """What the runs of one command share: options, folders, images.
 
@@ -200,10 +178,13 @@ class _Session:
         image = self.sidecar or self.images[rehearsal.replicas[0].name]
         names = sandbox.buckets_named(self.job.documents)
         made = sandbox.RehearsalSandbox(rehearsal, image, self.buckets, names, options.tpu_delay)
-        with _engine_errors(), made:
-            return Runner(
-                rehearsal, made, self.images, share, injected, options.timeout, logs, options.variables, self.show
-            ).run()
+        try:
+            with made:
+                return Runner(
+                    rehearsal, made, self.images, share, injected, options.timeout, logs, options.variables, self.show
+                ).run()
+        except docker.errors.APIError as error:  # such as no network address left, or a folder it cannot mount
+            raise StepFailed(f"the Docker engine failed: {error.explanation or error}") from None
 
     def run_job(self) -> tuple[dict[str, Any], list[str]]:
         """Run the job; its report, and what failed."""
@@ -267,8 +248,6 @@ def _not_injected(requested: Sequence[Fault], outcome: Outcome) -> list[str]:
 
 
 def _replicas_table(outcome: Outcome) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, header_style="bold")
     for column in ("replica", "exit status", "ended by", "restarts", "seconds"):
         table.add_column(column, justify="left" if column in ("replica", "ended by") else "right")
@@ -280,8 +259,6 @@ def _replicas_table(outcome: Outcome) -> Table:
 
 
 def _trials_table(runs: Sequence[tuple[Trial, dict[str, Any], float | None]], metric: str) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, header_style="bold")
     for column in ("trial", *runs[0][0].parameters, metric, "seconds"):
         table.add_column(column, justify="right")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from trainyard_jobs.model import machines
 from trainyard_jobs.model.machines import TpuSlice
 
 #: Generations whose chips are /dev/accel0...; later ones are /dev/vfio/0... (device plugin, GetDeviceDirectory).
@@ -29,7 +30,7 @@ def devices(found: TpuSlice) -> tuple[str, ...]:
 
 def bounds(found: TpuSlice) -> tuple[str, str]:
     """Hosts along x, y, z, and chips of one host along x, y, z: ``("1,1,2", "2,2,1")`` for a v4-16."""
-    sides = [int(side) for side in found.topology.split("x")]
+    sides = machines.sides(found.topology)
     chips = _CHIP_BOUNDS[found.chips_per_host]
     sides += [1] * (3 - len(sides))
     hosts = [max(1, side // own) for side, own in zip(sides, chips, strict=True)]
@@ -43,7 +44,7 @@ def _wraps(found: TpuSlice) -> str:
 
     Device plugin, TestInitEnvs.
     """
-    sides = [int(side) for side in found.topology.split("x")]
+    sides = machines.sides(found.topology)
     flat = [*(side == 16 for side in sides), False]
     closed = [all(side % 4 == 0 for side in sides)] * 3 if len(sides) == 3 else flat
     return ",".join(str(one).lower() for one in closed)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard.common.errors import StepFailed, nearest
 from trainyard.common.installation import require_extra
+from trainyard.spec.yaml_source import Location
 from trainyard_jobs.rehearsal.model import Trial, count
 from trainyard_jobs.schema.job_file import JobFile
 
@@ -84,46 +85,53 @@ class Study:
     best_of_trial: bool = False
 
 
-def vertex_study(job: JobFile) -> Study:
+def study_of(job: JobFile, document: Mapping[str, Any], where: Location) -> Study:
     """The study of a HyperparameterTuningJob.
 
+    Args:
+        document: the tuning job, or what the job of another platform is converted to.
+        where: location of the search in the file.
     Raises:
         UserError: it is invalid; the message gives the line.
     """
-    document = job.documents[0]
     spec = document.get("studySpec") or {}
     metrics = spec.get("metrics") or []
     if not metrics:
-        raise job.error(("studySpec", "metrics"), "the study has no metric")
+        raise job.error((*where, "metrics"), "the study has no metric")
     parameters: list[Parameter] = []
     for number, one in enumerate(spec.get("parameters") or []):
-        parameters += _vertex_parameter(job, ("studySpec", "parameters", number), one)
-    return _checked(
-        job,
-        Study(
-            parameters=tuple(parameters),
-            metric=str(metrics[0].get("metricId")),
-            maximize=metrics[0].get("goal") != "MINIMIZE",
-            algorithm=str(spec.get("algorithm") or ""),
-            trials=count(document.get("maxTrialCount"), DEFAULT_TRIALS),
-            failed_trials=count(document.get("maxFailedTrialCount")),
-            best_of_trial=spec.get("measurementSelectionType") == "BEST_MEASUREMENT",
-        ),
-        ("studySpec",),
+        parameters += _parameters(job, (*where, "parameters", number), one)
+    for one in parameters:
+        if one.kind in ("double", "integer") and not one.low <= one.high:
+            raise job.error(where, f"parameter {one.name!r}: minValue {one.low} is above maxValue {one.high}")
+        if "LOG" in one.scale and one.low <= 0:
+            raise job.error(where, f"parameter {one.name!r}: {one.scale} requires a minValue above 0")
+        if one.kind in ("categorical", "discrete") and not one.choices:
+            raise job.error(where, f"parameter {one.name!r} has no values")
+    if not parameters:
+        raise job.error(where, "the study has no parameters")
+    return Study(
+        parameters=tuple(parameters),
+        metric=str(metrics[0].get("metricId")),
+        maximize=metrics[0].get("goal") != "MINIMIZE",
+        algorithm=str(spec.get("algorithm") or ""),
+        trials=count(document.get("maxTrialCount"), DEFAULT_TRIALS),
+        failed_trials=count(document.get("maxFailedTrialCount")),
+        best_of_trial=spec.get("measurementSelectionType") == "BEST_MEASUREMENT",
     )
 
 
-def _vertex_parameter(
-    job: JobFile, where: tuple[int | str, ...], one: Mapping[str, Any], parent: str = "", values: Sequence[str] = ()
-) -> list[Parameter]:
-    """A ParameterSpec and its conditional parameters."""
+def _parameters(
+    job: JobFile, where: Location, one: Mapping[str, Any], parent: str = "", values: Sequence[str] = ()
+) -> Iterator[Parameter]:
+    """Yield a ParameterSpec and its conditional parameters."""
     name, scale = str(one.get("parameterId")), str(one.get("scaleType") or "")
     kinds = {f"{kind}ValueSpec": kind for kind in ("double", "integer", "categorical", "discrete")}
     given = next((key for key in kinds if key in one), None)
     if given is None:
         raise job.error(where, f"parameter {name!r} has none of {', '.join(kinds)}")
     about = one[given]
-    found = Parameter(
+    yield Parameter(
         name=name,
         kind=kinds[given],
         low=float(about.get("minValue", 0)),
@@ -133,66 +141,22 @@ def _vertex_parameter(
         parent=parent,
         values=tuple(values),
     )
-    parameters = [found]
     for number, conditional in enumerate(one.get("conditionalParameterSpecs") or []):
         condition: Mapping[str, Any] = next(
             (value for key, value in conditional.items() if key.startswith("parent")), {}
         )
-        parameters += _vertex_parameter(
+        yield from _parameters(
             job,
             (*where, "conditionalParameterSpecs", number),
             conditional.get("parameterSpec") or {},
             name,
             [_number(value) for value in condition.get("values") or []],
         )
-    return parameters
 
 
 def _number(value: object) -> str:
     """A value as an argument: 64, not 64.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def ai_platform_study(job: JobFile) -> Study:
-    """The study of an AI Platform job with `hyperparameters`.
-
-    Raises:
-        UserError: it is invalid; the message gives the line.
-    """
-    spec: Mapping[str, Any] = job.spec["hyperparameters"]
-    parameters = tuple(
-        Parameter(
-            name=str(one.get("parameterName")),
-            kind=str(one.get("type") or "DOUBLE").lower(),
-            low=float(one.get("minValue", 0)),
-            high=float(one.get("maxValue", 0)),
-            choices=tuple(_number(value) for value in one.get("categoricalValues") or one.get("discreteValues") or []),
-            scale=str(one.get("scaleType") or ""),
-        )
-        for one in spec.get("params") or []
-    )
-    study = Study(
-        parameters=parameters,
-        metric=str(spec.get("hyperparameterMetricTag") or "training/hptuning/metric"),
-        maximize=spec.get("goal") != "MINIMIZE",
-        algorithm=str(spec.get("algorithm") or ""),
-        trials=count(spec.get("maxTrials"), 1),
-        failed_trials=count(spec.get("maxFailedTrials")),
-    )
-    return _checked(job, study, (*job.root, "hyperparameters"))
-
-
-def _checked(job: JobFile, study: Study, where: tuple[int | str, ...]) -> Study:
-    if not study.parameters:
-        raise job.error(where, "the study has no parameters")
-    for one in study.parameters:
-        if one.kind in ("double", "integer") and not one.low <= one.high:
-            raise job.error(where, f"parameter {one.name!r}: minValue {one.low} is above maxValue {one.high}")
-        if "LOG" in one.scale and one.low <= 0:
-            raise job.error(where, f"parameter {one.name!r}: {one.scale} requires a minValue above 0")
-        if one.kind in ("categorical", "discrete") and not one.choices:
-            raise job.error(where, f"parameter {one.name!r} has no values")
-    return study
 
 
 class Search:

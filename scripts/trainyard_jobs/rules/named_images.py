@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.kubernetes import gke_objects
+from trainyard_jobs.rules.fields import walk
 from trainyard_jobs.schema.job_file import JobFile
 from trainyard_jobs.schema.kubernetes_defaults import mapping
 
@@ -34,7 +35,7 @@ def look(job: JobFile) -> tuple[list[Place], list[Place]]:
     for number, document in enumerate(job.documents):
         group = str(document.get("apiVersion", "")).rpartition("/")[0]
         custom = "." in group and not group.endswith("k8s.io")
-        found = list(_walk(document))
+        found = list(_named(document))
         for location, value in found:
             at, key = job.where(location, number), location[-1]
             if key == gke_objects.BUCKET_VOLUMES:
@@ -51,24 +52,21 @@ def look(job: JobFile) -> tuple[list[Place], list[Place]]:
     return images, others
 
 
-def _walk(node: object, at: Location = (), key: str = "") -> Iterator[tuple[Location, str]]:
-    """Yield the location and the value of everything below ``node`` that names an image or an object with images.
-
-    Args:
-        key: of the mapping or of the list of mappings that ``node`` is in.
-    """
-    for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        here = (*at, name)
+def _named(document: object) -> Iterator[tuple[Location, str]]:
+    """Yield the location and the value of everything in a document that names an image or an object with images."""
+    for location, value in walk(document):
+        *above, name = location
+        # The key of the mapping, or of the list of mappings, that the value is in.
+        key = next((step for step in reversed(above) if isinstance(step, str)), "")
         if name in _OBJECTS or (name == gke_objects.BUCKET_VOLUMES and key == "annotations"):
-            yield here, str(mapping(value).get("name", value))
+            yield location, str(mapping(value).get("name", value))
         elif (
             isinstance(value, str)
             and value
             and (
                 name in ("imageUri", "executorImageUri")
                 or (name == "image" and key in _CONTAINERS)
-                or (name == "reference" and key == "image" and "volumes" in at[-3:])
+                or (name == "reference" and key == "image" and "volumes" in above[-3:])
             )
         ):
-            yield here, value
-        yield from _walk(value, here, name if isinstance(name, str) else key)
+            yield location, value

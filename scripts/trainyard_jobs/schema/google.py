@@ -42,7 +42,6 @@ _MESSAGES = {
     "ai-platform": ("ml.v1", "GoogleCloudMlV1__TrainingInput", "GoogleCloudMlV1__Job"),
 }
 
-
 #: Kind -> the key of the whole resource that has the specification.
 WRAPPERS = {"custom-job": "jobSpec", "ai-platform": "trainingInput"}
 
@@ -207,7 +206,10 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
         values = schema.get("additionalProperties")
         return {
             "type": "object",
-            "properties": {key: _property(one) for key, one in schema.get("properties", {}).items()},
+            "properties": {
+                key: {"not": {}} if one.get("readOnly") else _converted(one)
+                for key, one in schema.get("properties", {}).items()
+            },
             "additionalProperties": _converted(values) if values else False,
         }
     if kind == "array":
@@ -219,10 +221,6 @@ def _converted(schema: dict[str, Any]) -> dict[str, Any]:
     if kind == "integer":
         return {"type": kind, "format": form}
     return {"type": kind} if kind in EMPTY else {}
-
-
-def _property(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"not": {}} if schema.get("readOnly") else _converted(schema)
 
 
 def _errors(error: Any) -> Iterator[SchemaError]:

@@ -27,13 +27,11 @@ _DESCRIPTIONS = {
     "gke": f"Kubernetes manifests (apiVersion, kind) with one of {', '.join(kinds.KINDS)}",
 }
 
-
 #: Words of which a job file has at least one, whichever way it spells its keys.
 _WORDS = re.compile(
     "apiVersion|" + "|".join(re.sub("([A-Z])", r"_?\1", key) for key in (*_CUSTOM_JOB, *_TUNING, *_AI_PLATFORM)),
     re.IGNORECASE,
 )
-
 
 #: Fields of a SkyPilot task, get_task_schema of sky/utils/schemas.py in SkyPilot 0.14.1; ``experimental`` is a field up
 #: to 0.9. And those of the first document of a group of tasks: _JOB_GROUP_HEADER_FIELDS of sky/utils/dag_utils.py.

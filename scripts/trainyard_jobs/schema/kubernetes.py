@@ -25,7 +25,6 @@ JOBSET_SCHEMA = Path(__file__).with_name("jobset.yaml")
 TRAIN_JOB_SCHEMA = Path(__file__).with_name("trainjob.yaml")
 TRAIN_JOB_VERSION = "trainer.kubeflow.org/v1alpha1"
 
-
 #: Archive of the schemas of Kubernetes' newest version, which has the number of the package's.
 _SCHEMAS = "kubernetes-validate"
 
@@ -45,35 +44,26 @@ def _validator(kind: str, api: str) -> Any:
         schema = _schema(name)
     except KeyError:
         return None
-    registry = Resource.from_contents(_definitions()) @ (Resource.from_contents(schema) @ Registry())
+    registry = Resource.from_contents(_schema("_definitions")) @ (Resource.from_contents(schema) @ Registry())
     formats = jsonschema.FormatChecker(formats=())
     formats.checks("int32")(lambda one: not isinstance(one, int) or -(2**31) <= one < 2**31)
     return jsonschema.Draft202012Validator(schema, registry=registry, format_checker=formats)
 
 
 @cache
-def _definitions() -> Any:
-    """The definitions of the types of which Kubernetes' objects consist."""
-    return _schema("_definitions")
-
-
 def _schema(name: str) -> Any:
+    """A schema of a kind, or ``_definitions``: the types of which Kubernetes' objects consist."""
     return json.loads(third_party.archive(_SCHEMAS).read(f"{name}.json"))
 
 
 @cache
-def _train_job() -> Any:
+def _custom(schema: Path) -> Any:
+    """A validator of a custom resource, whose schema may refer to Kubernetes' types."""
     from referencing import Registry, Resource
 
-    definitions = Resource.from_contents(_definitions())
+    definitions = Resource.from_contents(_schema("_definitions"))
     registry = (definitions @ Registry()).with_resource("kubernetes", definitions)
-    schema = yaml_source.plain(yaml_source.read(TRAIN_JOB_SCHEMA))
-    return library.jsonschema().Draft202012Validator(schema, registry=registry)
-
-
-@cache
-def _jobset() -> Any:
-    return library.jsonschema().Draft202012Validator(yaml_source.plain(yaml_source.read(JOBSET_SCHEMA)))
+    return library.jsonschema().Draft202012Validator(yaml_source.plain(yaml_source.read(schema)), registry=registry)
 
 
 def without_null(node: Any) -> Any:
@@ -99,7 +89,7 @@ def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
     document = without_null(document)
     kind, api = str(document.get("kind", "")), str(document.get("apiVersion", ""))
     if kind == "JobSet":
-        yield from _errors(_jobset(), document, ())
+        yield from _errors(_custom(JOBSET_SCHEMA), document, ())
         yield from _part(document, "ConfigMap", "v1", ("metadata",), ())
         for number, one in enumerate(replicated_jobs(document)):
             at: Location = ("spec", "replicatedJobs", number, "template")
@@ -109,7 +99,7 @@ def validate(document: dict[str, Any]) -> Iterator[SchemaError]:
             for at, template in entries(policy, place, "templates"):
                 yield from _part(template, "PersistentVolumeClaim", "v1", ("metadata", "spec"), at)
     elif (kind, api) == ("TrainJob", TRAIN_JOB_VERSION):
-        yield from _errors(_train_job(), document, ())
+        yield from _errors(_custom(TRAIN_JOB_SCHEMA), document, ())
     elif is_custom(document):
         for at, template in kinds.pod_templates(document):
             yield from _part(template, "Pod", "v1", ("metadata", "spec"), at)

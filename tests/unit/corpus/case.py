@@ -11,9 +11,8 @@ import yaml
 
 from cloudbuild_local import config
 from trainyard.common.errors import UserError
-from trainyard_jobs import platforms
 from trainyard_jobs.check import placeholders
-from trainyard_jobs.rules import core
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file
 
@@ -52,7 +51,7 @@ class Case:
             job = job_file.parse(self.text, Path("job.yaml"))
             placeholders.refuse(placeholders.in_job(job), "job.yaml")
             evidence = Evidence(job)
-            return [f"{one.rule}: {one}" for one in core.check(evidence, platforms.RULES) if one.fails]
+            return [f"{one.rule}: {one}" for one in all_rules.check(evidence) if one.fails]
         except UserError as error:
             return [str(error)]
 

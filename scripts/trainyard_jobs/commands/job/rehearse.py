@@ -10,6 +10,7 @@ import click
 
 from trainyard.common import options, settings
 from trainyard.common.context import Context
+from trainyard_jobs.model import options as job_options
 
 GROUP = "jobs"
 
@@ -88,7 +89,7 @@ def command(
         raise UserError("no job file given, as in 'trainyard job rehearse job.yaml'")
     chosen = session.Options(
         memory=session.parse_size(memory or "0"),
-        variables=session.parse_variables(env or ""),
+        variables=dict(job_options.pairs(job_options.words(env or "", "--env"), "--env")),
         **{name: value for name, value in given.items() if value is not None},
     )
     job = job_file.load(Path(file).expanduser())

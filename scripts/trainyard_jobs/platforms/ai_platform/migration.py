@@ -75,7 +75,7 @@ def migrate(job: dict[str, Any], *, image: str | None = None) -> Migrated:
         done.notes.append("useChiefInTfConfig no longer exists: TF_CONFIG names the first task 'chief', never 'master'")
     done.config = spec
     if source.get("hyperparameters"):
-        done.config = _tuning(source["hyperparameters"], spec, str(job.get("jobId") or "migrated"))
+        done.config = tuning_job(source["hyperparameters"], spec, str(job.get("jobId") or "migrated"))
     return done
 
 
@@ -212,8 +212,8 @@ def _scheduling(source: dict[str, Any], done: Migrated) -> dict[str, Any]:
     return {"scheduling": {"timeout": old["maxRunningTime"]}} if old.get("maxRunningTime") else {}
 
 
-def _tuning(old: dict[str, Any], spec: dict[str, Any], name: str) -> dict[str, Any]:
-    """HyperparameterSpec as a tuning job."""
+def tuning_job(old: dict[str, Any], spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the tuning job of a HyperparameterSpec, with a display name."""
     metric = old.get("hyperparameterMetricTag") or "training/hptuning/metric"
     study: dict[str, Any] = {
         "metrics": [{"metricId": metric, "goal": old.get("goal") or "MAXIMIZE"}],

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
-from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, of_trial, trial_variables
+from trainyard_jobs.platforms.vertex.rehearse import METRIC_FILE, OPEN_PORTS, PORT, RUN, of_trial, trial_variables
 from trainyard_jobs.rehearsal.model import PROJECT_NUMBER, Rehearsal, Replica, TpuNode, Trial, count, words
 from trainyard_jobs.rehearsal.restart_policy import TrainingService
 from trainyard_jobs.schema.job_file import JobFile
@@ -24,16 +24,11 @@ _CLOUD_TPU = "cloud_tpu"
 #: Addresses of the TPU node's workers, from a range that is reserved for documentation (RFC 5737).
 _TPU_ADDRESS = "192.0.2.{}:8470"
 _MAX_ADDRESSES = 254
-_RUN = "f00d5eed00"
 NODE = "cmle-tpu-rehearsal"
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas of a job, and the TPU node for its `cloud_tpu` worker.
-
-    Raises:
-        UserError: part of the job cannot be rehearsed; the message gives the line.
-    """
+    """The replicas and the TPU node of a job; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     master = spec.get("masterConfig") or {}
     if not master.get("imageUri"):
@@ -42,7 +37,7 @@ def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
     node = _tpu_node(job, spec)
     counts = _counts(spec)
     cluster = {
-        task: [f"cmle-training-{task}-{_RUN}-{index}" for index in range(number)] for task, number in counts.items()
+        task: [f"cmle-training-{task}-{RUN}-{index}" for index in range(number)] for task, number in counts.items()
     }
     chief = "chief" if spec.get("useChiefInTfConfig") else "master"
     replicas: list[Replica] = []
@@ -132,7 +127,7 @@ def tf_config(
         "environment": "cloud",
         "job": {key: spec[key] for key in ("scaleTier", "masterType", "workerType", "region", "jobDir") if key in spec},
         "open_ports": OPEN_PORTS,
-        "task": {"type": names[task], "index": index, "cloud": _RUN} | of_trial(trial),
+        "task": {"type": names[task], "index": index, "cloud": RUN} | of_trial(trial),
     }
     if sum(map(len, cluster.values())) > 1:
         config["cluster"] = {names[name]: [f"{host}:{PORT}" for host in hosts] for name, hosts in cluster.items()}

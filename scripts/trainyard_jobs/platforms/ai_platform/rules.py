@@ -28,7 +28,6 @@ _MACHINE_FLAGS = {
     "parameterServerCount": "--parameter-server-count",
 }
 
-
 _DISCOVERY = "discovery document ml v1"
 _DOCUMENTATION = "https://cloud.google.com/ai-platform/training/docs"
 

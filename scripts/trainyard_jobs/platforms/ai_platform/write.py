@@ -16,13 +16,11 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.ai_platform import rehearse as rehearsed_ai_platform
-from trainyard_jobs.platforms.ai_platform import rules
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
-from trainyard_jobs.platforms.vertex import accelerators, tuning_rules
-from trainyard_jobs.platforms.vertex import rules as vertex_rules
 from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.schema.job_file import JobFile
+from trainyard_jobs.schema.kubernetes import without_null
 
 #: Value of MACHINE= for the scale tier of one chief and one TPU v2-8.
 BASIC_TPU = "BASIC_TPU"
@@ -127,7 +125,7 @@ def config(request: Request) -> dict[str, Any]:
         "jobDir": request.output,
         "serviceAccount": request.service_account,
         "scheduling": {"maxRunningTime": f"{request.timeout}s"} if request.timeout else None,
-        "hyperparameters": tuning.hyperparameters(request.tuning) if request.tuning else None,
+        "hyperparameters": tuning.hyperparameters(request.tune) if request.tune else None,
     }
     return {"trainingInput": found | writing.without_empty(optional)}
 
@@ -144,7 +142,6 @@ class AiPlatform(Platform):
 
     name = "ai-platform"
     kinds = ("ai-platform",)
-    rules = (vertex_rules, accelerators, tuning_rules, rules)
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
@@ -165,7 +162,7 @@ class AiPlatform(Platform):
         )
         return RenderedJob(
             # Without the image's contents: the service was shut down before current frameworks were released.
-            writing.checked(self, head + yaml_writer.dump(old) + below, request),
+            writing.checked(head + yaml_writer.dump(old) + below, request),
             command,
             request,
             warnings=(f"AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN} and accepts no jobs",),
@@ -182,7 +179,11 @@ class AiPlatform(Platform):
         return submission.follow_google_job(name, jobs, where, succeeded="SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        return rehearsed_tuning.ai_platform_study(job) if job.spec.get("hyperparameters") else None
+        old = job.spec.get("hyperparameters")
+        if not old:
+            return None
+        successor = without_null(ai_platform_migration.tuning_job(old, {}, ""))
+        return rehearsed_tuning.study_of(job, successor, (*job.root, "hyperparameters"))
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_ai_platform.rehearsal(job, trial)

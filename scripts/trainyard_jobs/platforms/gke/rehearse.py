@@ -71,11 +71,7 @@ class _Job:
 
 
 def rehearsal(job: JobFile) -> Rehearsal:
-    """The pods of the file's Job or JobSet.
-
-    Raises:
-        UserError: part of the job cannot be rehearsed; the message gives the line.
-    """
+    """The pods of the file's Job or JobSet; a UserError gives the line of what cannot be rehearsed."""
     numbers = [
         number for number, one in enumerate(job.documents) if kinds.kind_of(one) and one["kind"] in kinds.REHEARSED
     ]
@@ -213,15 +209,11 @@ def _slice(job: JobFile, one: _Job) -> machines.TpuSlice | None:
         return None
     selector = one.pod.get("nodeSelector") or {}
     accelerator, topology = str(selector.get(ACCELERATOR) or ""), str(selector.get(TOPOLOGY) or "")
-    fitting = [
-        found
-        for found in machines.slices().values()
-        if found.gke_accelerator == accelerator and found.topology == topology
-    ]
-    if not fitting:
+    known = machines.slices().values()
+    found = next((each for each in known if (each.gke_accelerator, each.topology) == (accelerator, topology)), None)
+    if found is None:
         what = f"{ACCELERATOR} {accelerator!r} with {TOPOLOGY} {topology!r} is not a TPU slice"
         raise job.error((*one.where, "template", "spec", "nodeSelector"), what, one.document)
-    found = fitting[0]
     if found.chips_per_host != chips:
         generation = machines.table().tpus[found.generation]
         machine = next((name for name, own in generation.chips.items() if own == chips), None)

@@ -7,7 +7,6 @@ the API server: what no node can run is found here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from math import prod
 
@@ -41,13 +40,6 @@ _IF_NEW = "use one of them; if it is new, add it to scripts/trainyard_jobs/model
 
 def _templates(job: Evidence) -> Iterator[tuple[int, JobTemplate]]:
     return ((template.document, template) for template in pod_templates(job))
-
-
-def _sides(topology: object) -> list[int]:
-    """``4x4x8`` as numbers; empty if it is no topology."""
-    return (
-        [int(side) for side in str(topology).split("x")] if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", str(topology)) else []
-    )
 
 
 def _sliced(template: JobTemplate) -> str:
@@ -208,7 +200,7 @@ def pods_match_slice(jobs: tuple[JobTemplate, list[JobTemplate]]) -> Iterator[Pr
 
 def _slice_problems(template: JobTemplate, chips: int, templates: list[JobTemplate]) -> Iterator[Problem]:
     """Yield problems of a pod that requests ``chips``; ``templates`` are all Jobs of its document."""
-    selector, sides = template.selector, _sides(_sliced(template))
+    selector, sides = template.selector, machines.sides(_sliced(template))
     pods = _at_once(template)
     if not selector.get(ACCELERATOR):
         if not template.queue:

@@ -18,10 +18,8 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.gke import rehearse as rehearsed_gke
-from trainyard_jobs.platforms.gke import rules
 from trainyard_jobs.platforms.writing import without_empty
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
-from trainyard_jobs.rules import jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
 from trainyard_jobs.schema.job_file import JobFile
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,6 @@ DISK_PATH = "/mnt/disk"
 
 #: How often a JobSet is restarted after a failure: the trainers resume from their last checkpoint.
 RESTARTS = 3
-
 
 #: Path in the container, volume, and whether it is read-only.
 Mounted = tuple[str, dict[str, Any], bool]
@@ -275,7 +272,7 @@ def manifests(request: Request) -> list[dict[str, Any]]:
         UserError: GKE does not support what is requested.
     """
     name = gke_objects.object_name(request.name)
-    if request.tuning or request.tensorboard:
+    if request.tune or request.tensorboard:
         raise UserError("GKE has neither tuning jobs nor a managed TensorBoard: use '--platform vertex'")
     if request.tpu and request.workers > 1:
         raise UserError(
@@ -290,17 +287,6 @@ def manifests(request: Request) -> list[dict[str, Any]]:
         return [{"apiVersion": gke_objects.JOBSET_VERSION, "kind": "JobSet", "metadata": about, "spec": spec}]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": _job_spec(request, name)}
     return [_service(request, name), job] if request.workers > 1 else [job]
-
-
-def pods(request: Request) -> tuple[str, int]:
-    """The label selector of the job's pods, and their number."""
-    label = gke_objects.JOBSET_NAME if _in_jobset(request) else "job-name"
-    return f"{label}={gke_objects.object_name(request.name)}", hosts(request)
-
-
-def kind(request: Request) -> str:
-    """The resource for kubectl: ``job/NAME`` or ``jobset/NAME``."""
-    return f"{'jobset' if _in_jobset(request) else 'job'}/{gke_objects.object_name(request.name)}"
 
 
 def submit_command(file: str) -> list[str]:
@@ -391,7 +377,6 @@ class Gke(Platform):
     name = "gke"
     in_kubernetes = True
     kinds = ("gke",)
-    rules = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, rules)
     tpu_machine = True
     options = OPTIONS | {"priority"}
     dry_run = DRY_RUN
@@ -400,14 +385,13 @@ class Gke(Platform):
         writing.check_machine(request)
         objects = "---\n".join(yaml_writer.dump(one) for one in manifests(request))
         file = file or self.file_name
-        command = submit_command(file)
-        text = writing.header(request, command, file) + objects
-        writing.checked(self, text, request, writing.expected_contents(request))
         notes = (*writing.machine_notes(request), *writing.network_notes(request))
-        return RenderedJob(text, command, request, notes=notes)
+        return writing.rendered(request, submit_command(file), file, objects, notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
-        return submit_objects(job, kind(job.request), *pods(job.request), interval)
+        name = gke_objects.object_name(job.request.name)
+        kind, label = ("jobset", gke_objects.JOBSET_NAME) if _in_jobset(job.request) else ("job", "job-name")
+        return submit_objects(job, f"{kind}/{name}", f"{label}={name}", hosts(job.request), interval)
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_gke.rehearsal(job)

@@ -46,12 +46,7 @@ def train_job(request: Request) -> dict[str, Any]:
     Raises:
         UserError: Kubeflow does not run what is requested.
     """
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--slices": request.slices > 1,
-    }
-    writing.refuse("kubeflow", unsupported)
+    writing.refuse("kubeflow", request, "tune", "tensorboard", "slices")
     if request.tpu and runtime_of(request) != RUNTIMES["jax"]:
         fix = "use '--platform gke' for TPUs, or an image with JAX"
         raise UserError(f"the runtime {runtime_of(request)} runs jobs with GPUs or CPUs: {fix}")
@@ -109,20 +104,16 @@ class Kubeflow(Platform):
     name = "kubeflow"
     in_kubernetes = True
     tpu_machine = True
-    rules = gke.Gke.rules
     options = gke.OPTIONS
     dry_run = gke.DRY_RUN
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
-        found = train_job(request)
+        body = yaml_writer.dump(train_job(request))
         file = file or self.file_name
-        command = gke.submit_command(file)
-        text = writing.header(request, command, file) + yaml_writer.dump(found)
-        writing.checked(self, text, request, writing.expected_contents(request))
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
         if request.spec is None and not request.command and not request.tpu:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")
-        return RenderedJob(text, command, request, notes=tuple(notes))
+        return writing.rendered(request, gke.submit_command(file), file, body, notes)
 
     def submit(self, job: RenderedJob, *, interval: int) -> Submission:
         name = object_name(job.request.name)

@@ -36,19 +36,8 @@ _GROUP = (
 
 
 def _check(request: Request) -> None:
-    """Check that SkyPilot can run what is requested.
-
-    Raises:
-        UserError: it cannot.
-    """
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--slices": request.slices > 1,
-        "--timeout": request.timeout,
-        "--service-account": request.service_account,
-    }
-    writing.refuse("skypilot", unsupported)
+    """Check that SkyPilot can run what is requested."""
+    writing.refuse("skypilot", request, "tune", "tensorboard", "slices", "timeout", "service_account")
     if any(one.server for one in request.mounts):
         raise UserError("'--mount nfs://...': SkyPilot mounts buckets only")
     for name, source in request.secret:

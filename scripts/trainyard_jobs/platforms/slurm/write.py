@@ -18,31 +18,16 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
 
-#: The container runtime unless CONTAINER_RUNTIME= is given.
-DEFAULT_RUNTIME = "pyxis"
-
 
 def _check(request: Request) -> None:
-    """Check that Slurm can run what is requested.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check that Slurm can run what is requested."""
     if request.reservation == "any":
         raise UserError("'--reservation any': jobs of Slurm name their reservation")
     for name in ("queue", "priority", "reservation"):
         # sbatch reads a line of options as words: https://slurm.schedmd.com/sbatch.html.
         if not re.fullmatch(r"[\w.,:@+-]*", value := getattr(request, name) or ""):
             raise UserError(f"'--{name} {value}' is no name of Slurm: it has no spaces")
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--slices": request.slices > 1,
-        "--spot": request.spot,
-        "--machine": request.machine,
-        "--service-account": request.service_account,
-    }
-    writing.refuse("slurm", unsupported)
+    writing.refuse("slurm", request, "tune", "tensorboard", "slices", "spot", "machine", "service_account")
     if request.tpu:
         raise UserError(
             "'--platform slurm' runs jobs with GPUs or CPUs: TPUs are on '--platform gke', vertex and tpu-vm"
@@ -81,7 +66,7 @@ def step(request: Request) -> list[str]:
     args, env = request.with_output()
     # Without --whole, a step of one task has one CPU of the node.
     command = ["srun", "--whole", "--kill-on-bad-exit=1"]
-    if (request.container_runtime or DEFAULT_RUNTIME) == "pyxis":
+    if request.container_runtime != "apptainer":  # pyxis, the default
         # Variables that the image sets, too, and those that the entrypoint reads, have to be named.
         named = [f"--container-env={','.join(env)}"] if env else []
         entrypoint = "--no-container-entrypoint" if request.command else "--container-entrypoint"

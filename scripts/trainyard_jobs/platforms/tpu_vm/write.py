@@ -20,14 +20,9 @@ def pod(request: Request) -> Pod:
     Raises:
         UserError: no TPU was requested, or one that the Cloud TPU API does not offer, or an option that TPU VMs lack.
     """
-    unsupported = {
-        "--tune": request.tuning,
-        "--tensorboard": request.tensorboard,
-        "--timeout": request.timeout and not request.flex_start,
-        "--machine": request.machine,
-        "--workers": request.workers > 1,
-    }
-    writing.refuse("tpu-vm", unsupported, ": it runs slices, given by '--accelerator', until the training ends")
+    lacking = ("tune", "tensorboard", *(() if request.flex_start else ("timeout",)), "machine", "workers")
+    why = ": it runs slices, given by '--accelerator', until the training ends"
+    writing.refuse("tpu-vm", request, *lacking, why=why)
     tpu = request.tpu
     if tpu is None:
         raise UserError("'--platform tpu-vm' needs a TPU, as in '--accelerator v5litepod-4'")
@@ -63,11 +58,11 @@ def _create(request: Request, where: Pod) -> list[str]:
 
     gcloud 528 ignores the end of a request that has no start: the script itself ends, too.
     """
-    queued = request.queued or where.reservation or where.flex_start or where.slices > 1
+    queued = bool(request.queued or where.reservation or where.flex_start or where.slices > 1)
     until = f"{request.max_wait}s" if request.max_wait else None
     create = gcloud_args.create_queued(where, valid_until=until) if queued else gcloud_args.create(where)
-    delete = gcloud_args.delete_queued(where) if queued else gcloud_args.delete(where)
-    state = shlex.join([*gcloud_args.describe_queued(where)[:-1], "--format=value(state.state)"])
+    delete = gcloud_args.delete(where, queued=queued)
+    state = shlex.join([*gcloud_args.describe(where, queued=True)[:-1], "--format=value(state.state)"])
     limit = f"[ $SECONDS -lt {request.max_wait} ] || {{ echo no capacity after $SECONDS s >&2; exit 1; }}"
     wait = [
         f'until state="$({state})" && [ "$state" = ACTIVE ]; do',

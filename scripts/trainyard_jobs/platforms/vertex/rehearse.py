@@ -33,7 +33,7 @@ TENANT_PROJECT = "tenant-project-rehearsal"
 METRIC_FILE = "/tmp/hypertune/output.metrics"
 JOB_ID = "1234567890123456789"
 #: Part of the host names, such as cmle-training-workerpool0-1d969d3ba6-0 on the platform.
-_RUN = "f00d5eed00"
+RUN = "f00d5eed00"
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,23 @@ class _Pool:
         return f"workerpool{self.number}"
 
     def hosts(self) -> list[str]:
-        return [f"cmle-training-{self.name}-{_RUN}-{index}" for index in range(self.replicas)]
+        return [f"cmle-training-{self.name}-{RUN}-{index}" for index in range(self.replicas)]
 
     def addresses(self) -> list[str]:
         return [f"{host}:{PORT}" for host in self.hosts()]
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas of a CustomJob, or of a ``trial`` of a tuning job.
-
-    Raises:
-        UserError: part of the job cannot be rehearsed; the message gives the line.
-    """
+    """The replicas of a CustomJob or a ``trial``; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     pools = _pools(job, spec)
     if not pools or pools[0].number:
         raise job.error((*job.root, "workerPoolSpecs"), "worker pool 0, the primary replica, is missing")
     found = pools[0].slice
     base = str(spec.get("baseOutputDirectory", {}).get("outputUriPrefix") or "").rstrip("/")
-    common = _directories(base, trial) | _identity(spec, trial)
+    # A trial has the folder of its number, below that of the job.
+    folders = output_variables(f"{base}/{trial.number}" if trial else base) if base else {}
+    common = folders | _identity(spec, trial)
     replicas: list[Replica] = []
     for pool in pools:
         for index in range(pool.replicas):
@@ -211,14 +209,9 @@ def cluster_spec(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial |
 
 def tf_config(pools: Sequence[_Pool], pool: _Pool, index: int, trial: Trial | None) -> str:
     """TF_CONFIG of one replica; jobs with a single replica have none."""
-    task = {"type": pool.task, "index": index, "cloud": _RUN} | of_trial(trial)
+    task = {"type": pool.task, "index": index, "cloud": RUN} | of_trial(trial)
     cluster = {one.task: one.addresses() for one in pools}
     return json.dumps({"cluster": cluster, "environment": "cloud", "job": {}, "task": task})
-
-
-def _directories(base: str, trial: Trial | None) -> dict[str, str]:
-    """AIP_*: below the base output directory, and for a trial below its number there."""
-    return output_variables(f"{base}/{trial.number}" if trial else base) if base else {}
 
 
 def _identity(spec: Mapping[str, Any], trial: Trial | None) -> dict[str, str]:
@@ -241,7 +234,7 @@ def trial_variables(trial: Trial) -> dict[str, str]:
 
 def _tpu_variables() -> dict[str, str]:
     """Variables for TPU nodes, which the service also sets on TPU VMs, whose TPU is attached and needs no address."""
-    config = {"project": TENANT_PROJECT, "zone": ZONE, "tpu_node_name": f"cmle-tpu-{_RUN}"}
+    config = {"project": TENANT_PROJECT, "zone": ZONE, "tpu_node_name": f"cmle-tpu-{RUN}"}
     return {"TPU_CONFIG": json.dumps(config), "TPU_NODE_NAME": config["tpu_node_name"]}
 
 

@@ -15,7 +15,6 @@ from trainyard_jobs.model.request import Request, accelerator
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob, Submission
-from trainyard_jobs.platforms.vertex import accelerators, rules, tuning_rules
 from trainyard_jobs.platforms.vertex import rehearse as rehearsed_vertex
 from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
@@ -54,11 +53,7 @@ def machine_spec(request: Request) -> dict[str, Any]:
 
 
 def _machine(request: Request) -> dict[str, Any]:
-    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators.
-
-    Raises:
-        UserError: Vertex AI does not offer that TPU.
-    """
+    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators."""
     if request.tpu:
         return _tpu(request, request.tpu)
     if request.gpus:
@@ -180,8 +175,11 @@ def job_spec(request: Request) -> dict[str, Any]:
     return {"workerPoolSpecs": pools(request)} | writing.without_empty(optional)
 
 
-def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
-    """The HyperparameterTuningJob, with the metric that the trainers report."""
+def config(request: Request) -> dict[str, Any]:
+    """The contents of the file for ``--config``: the CustomJobSpec, or the HyperparameterTuningJob of a search."""
+    search = request.tune
+    if search is None:
+        return job_spec(request)
     return {
         "displayName": request.name,
         "studySpec": tuning.study_spec(search),
@@ -191,11 +189,6 @@ def tuning_job(request: Request, search: tuning.Tuning) -> dict[str, Any]:
     }
 
 
-def config(request: Request) -> dict[str, Any]:
-    """The contents of the file for ``--config``."""
-    return tuning_job(request, request.tuning) if request.tuning else job_spec(request)
-
-
 def group(tuned: bool) -> str:
     """gcloud's command group for jobs, or for tuning jobs."""
     return "hp-tuning-jobs" if tuned else "custom-jobs"
@@ -203,11 +196,11 @@ def group(tuned: bool) -> str:
 
 def submit_command(request: Request, file: str) -> list[str]:
     """The command that submits ``file``."""
-    found = ["gcloud", "ai", group(request.tuning is not None), "create", f"--region={request.place}",
+    found = ["gcloud", "ai", group(request.tune is not None), "create", f"--region={request.place}",
              f"--display-name={request.name}", f"--config={file}"]  # fmt: skip
-    if request.tuning:
+    if request.tune:
         # gcloud's defaults for these flags (1 and 1) override the file.
-        found += [f"--max-trial-count={request.tuning.trials}", f"--parallel-trial-count={request.tuning.parallel}"]
+        found += [f"--max-trial-count={request.tune.trials}", f"--parallel-trial-count={request.tune.parallel}"]
     if request.labels:
         found.append("--labels=" + ",".join(f"{key}={value}" for key, value in request.labels))
     if request.kms_key:
@@ -220,7 +213,6 @@ class Vertex(Platform):
 
     name = "vertex"
     kinds = ("custom-job", "hyperparameter-tuning-job")
-    rules = (rules, accelerators, tuning_rules)
     tpu_machine = True
     options = frozenset({"flex-start", "max-wait", "reservation", "disk", "labels", "kms-key", "network", "mount",
                          "env", "network-attachment", "persistent-resource", "pool", "web-access"})  # fmt: skip
@@ -231,10 +223,8 @@ class Vertex(Platform):
             raise UserError("'--name': a display name has at most 128 characters")
         writing.check_machine(request)
         file = file or self.file_name
-        command = submit_command(request, file)
-        text = writing.header(request, command, file) + yaml_writer.dump(config(request))
-        writing.checked(self, text, request, writing.expected_contents(request))
-        return RenderedJob(text, command, request, notes=writing.machine_notes(request))
+        body = yaml_writer.dump(config(request))
+        return writing.rendered(request, submit_command(request, file), file, body, writing.machine_notes(request))
 
     def convert(self, job: JobFile, conversion: Conversion, file: str | None = None) -> RenderedJob:
         """An AI Platform job as a Vertex AI job."""
@@ -248,7 +238,7 @@ class Vertex(Platform):
         request = Request(name, "", region=conversion.region or done.region, project=conversion.project)
         if "studySpec" in done.config:
             trials = {"trials": done.config["maxTrialCount"], "parallel": done.config["parallelTrialCount"]}
-            request = dataclasses.replace(request, tuning=tuning.Tuning((), **trials))
+            request = dataclasses.replace(request, tune=tuning.Tuning((), **trials))
             done.config["displayName"] = name
         command = [*submit_command(request, file or self.file_name), *done.flags]
         header = yaml_writer.comment(
@@ -259,7 +249,7 @@ class Vertex(Platform):
                 *done.notes,
             ]
         )
-        text = writing.checked(self, header + yaml_writer.dump(done.config), request)
+        text = writing.checked(header + yaml_writer.dump(done.config), request)
         notes = tuple(f"changed: {note}" for note in done.notes)
         return RenderedJob(text, command, request, notes=notes, flags=tuple(done.flags))
 
@@ -270,11 +260,12 @@ class Vertex(Platform):
         name = str(created["name"])
         logger.info(f"submitted as {name}")
         where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
-        jobs = ["ai", group(request.tuning is not None)]
+        jobs = ["ai", group(request.tune is not None)]
         return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        return rehearsed_tuning.vertex_study(job) if job.kind == "hyperparameter-tuning-job" else None
+        tuned = job.kind == "hyperparameter-tuning-job"
+        return rehearsed_tuning.study_of(job, job.documents[0], ("studySpec",)) if tuned else None
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_vertex.rehearsal(job, trial)
