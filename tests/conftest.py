@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import examples
+from tests import examples, suites
+from tests import miniature as miniatures
 from tests.miniature import Miniature
 from tests.usage import Usage
+from trainyard.common.errors import UserError
 from trainyard.common.settings import state_folder
 
 # Ryuk, testcontainers' reaper, is an image of a registry that closed networks do not reach; fixtures clean up instead.
@@ -82,9 +84,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             dropped.append(item)
         else:
             kept.append(item)
+    if part == "only":
+        # The longest files first, so that the workers end at about the same time; big images keep their order.
+        minutes = suites.minutes()
+        kept.sort(key=lambda item: 0 if item.get_closest_marker("big") else -minutes[suites.name_of(item.path)])
     config.stash[_LEFT_OUT] = left_out
+    items[:] = kept
     if dropped:
-        items[:] = kept
         config.hook.pytest_deselected(items=dropped)
 
 
@@ -101,6 +107,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         left_out: Counter[str] = session.config.stash.get(_LEFT_OUT, Counter())
         output["left_out"] = dict(left_out)
+    elif session.config.pluginmanager.hasplugin("dsession") and session.config.getoption("--concurrent"):
+        # No worker uses them any more. Where no engine runs, there are none.
+        with contextlib.suppress(UserError):
+            miniatures.remove_images()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -137,7 +147,6 @@ def built_image() -> Callable[[str], str]:
     another checkout, whose results are not here.
     """
     from tests.image import catalogue
-    from trainyard.common.errors import UserError
     from trainyard.image import build
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
@@ -176,15 +185,12 @@ def built_image() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniature]:
+def miniature(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Miniature]:
     """A checkout with the target ``mini``; see :mod:`tests.miniature`. Images of its targets are removed at the end."""
-    from tests import miniature
     from tests.image.small_images import bridge
-    from trainyard.oci import docker_engine
 
-    with miniature.checkout(tmp_path_factory.mktemp("miniature"), bridge()) as made:
+    with miniatures.checkout(tmp_path_factory.mktemp("miniature"), bridge()) as made:
         made.add("mini")
         yield made
-    for name in miniature.TARGETS:
-        for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
-            docker_engine.client().images.remove(str(image.id), force=True)
+    if not hasattr(request.config, "workerinput"):
+        miniatures.remove_images()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,17 @@ def run(suite: str | None, arguments: list[str], *, big: bool = False, part: str
     return failed
 
 
+def minutes() -> dict[str, float]:
+    """Return the minutes that each file of tests takes with `--big`, by its path under tests/."""
+    known: dict[str, float] = json.loads((ROOT / "tests" / MINUTES).read_text(encoding="utf-8"))
+    return defaultdict(lambda: SHORT, known)
+
+
+def name_of(path: Path) -> str:
+    """Return the path of a file of tests relative to tests/."""
+    return os.path.relpath(path, ROOT / "tests")
+
+
 def suite_of(file: str) -> str:
     """Return the suite, by package, of a file whose path is under tests/."""
     return next(
@@ -86,7 +99,7 @@ def _runs(tests: Path, suite: str | None, part: str) -> list[list[str]]:
     runs = [[*unit, "--numprocesses=auto"]] if unit else []
     if engine:
         runs.append([*engine, "--concurrent=without"])
-        runs.append([*engine, "--concurrent=only", "--numprocesses=2", "--dist=loadfile"])
+        runs.append([*engine, "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"])
     return runs
 
 
@@ -106,9 +119,9 @@ def _chosen(tests: Path, suite: str | None, part: str) -> tuple[list[str], list[
 
 def _part(files: list[str], part: str) -> list[str]:
     """Return the files of a part such as `2/3`."""
-    minutes = json.loads((ROOT / "tests" / MINUTES).read_text(encoding="utf-8"))
     number, count = map(int, part.split("/"))
-    return parts({file: minutes.get(file, SHORT) for file in files}, count)[number - 1]
+    known = minutes()
+    return parts({file: known[file] for file in files}, count)[number - 1]
 
 
 def main() -> None:

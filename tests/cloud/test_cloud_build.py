@@ -31,6 +31,8 @@ from trainyard.oci import attached_sbom, docker_engine, image_index, registry
 from trainyard.release import claims
 from trainyard.release import pipelines as cloud_plan
 
+pytestmark = pytest.mark.concurrent
+
 Finished = subprocess.CompletedProcess[str]
 DOCKER = "gcr.io/cloud-builders/docker"
 

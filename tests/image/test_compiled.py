@@ -22,6 +22,8 @@ from trainyard.common import settings
 from trainyard.oci import docker_engine
 from trainyard.spec.model import load
 
+pytestmark = pytest.mark.concurrent
+
 Finished = subprocess.CompletedProcess[str]
 
 SETUP = """

@@ -16,6 +16,8 @@ from trainyard.common import settings
 from trainyard.image import base_image, package_index
 from trainyard.oci import docker_engine
 
+pytestmark = pytest.mark.concurrent
+
 
 @pytest.fixture
 def base_at_a_registry() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -18,6 +18,8 @@ from tests.own_repositories import Repository
 from trainyard.oci import docker_engine
 from trainyard.spec.naming import LABELS
 
+pytestmark = pytest.mark.concurrent
+
 
 @dataclass
 class User:

@@ -19,6 +19,8 @@ from trainyard.spec import lock as locks
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
 
+pytestmark = pytest.mark.concurrent
+
 BuiltImage = Callable[[str], str]
 Plant = Callable[[str, str], str]
 

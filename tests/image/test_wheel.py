@@ -7,8 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests import wheels
 from trainyard.oci import docker_engine
+
+pytestmark = pytest.mark.concurrent
 
 BuiltImage = Callable[[str], str]
 

@@ -20,6 +20,7 @@ from typing import Any
 from tests import wheels
 from tests.fakes import package_index
 from tests.fakes.package_index import PackageIndex
+from trainyard.oci import docker_engine
 
 HERE = Path(__file__).resolve().parent
 
@@ -145,3 +146,10 @@ def checkout(folder: Path, address: str) -> Iterator[Miniature]:
             file.write(INDEX.format(url=index.url))
         shutil.copy(HERE / "digits.py", made.folder / "trainers" / "torch")
         yield made
+
+
+def remove_images() -> None:
+    """Remove the images of all targets above from the engine."""
+    for name in TARGETS:
+        for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
+            docker_engine.client().images.remove(str(image.id), force=True)

@@ -120,7 +120,8 @@ def test_the_runs_of_pytest_have_their_folders_and_options(monkeypatch: pytest.M
     assert suites.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
     assert suites.run(None, []) == 5
     assert words[0] == ["tests/image", "--concurrent=without", "--big", "-x"]
-    assert words[1] == ["tests/image", "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--big", "-x"]
+    two = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
+    assert words[1] == ["tests/image", "--concurrent=only", *two, "--big", "-x"]
     assert words[2] == ["tests/unit", "--numprocesses=auto"]
     assert words[3] == ["tests/image", "tests/cloud", "--concurrent=without"]
 
@@ -218,6 +219,16 @@ def test_the_runs_of_concurrent_tests_and_of_the_others_have_each_test_once(tmp_
         found = pytest_run(tmp_path, marked, f"--concurrent={part}", "-vv")
         assert f"::{name} PASSED" in found.stdout and "1 passed, 1 deselected" in found.stdout, found.stdout
     assert "2 passed" in pytest_run(tmp_path, marked).stdout
+
+
+def test_of_concurrent_tests_the_files_that_take_longest_run_first() -> None:
+    files = [f"tests/image/test_{name}.py" for name in ("containers", "miniature", "trainers_jax")]
+    assert suites.minutes()["image/test_containers.py"] < suites.minutes()["image/test_miniature.py"]
+    words = ["--concurrent=only", "--big", "--collect-only", *files]
+    command = [sys.executable, "-m", "pytest", *words]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    seen = [line.split("::")[0] for line in found.splitlines() if "::" in line]
+    assert list(dict.fromkeys(seen)) == [files[1], files[0], files[2]], "big images last, in their order"
 
 
 def test_slow_tests_run_with_the_big_ones(tmp_path: Path) -> None:
