@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,13 +50,32 @@ def run(suite: str | None, arguments: list[str], *, big: bool = False, part: str
         big: also run the tests marked `big` or `slow`.
         part: `2/3` for the second of three parts of the files, which take about the same time; empty for all.
     """
+    more = [*(["--big"] if big else []), *arguments]
+    may_be_empty = arguments or part or suite in PACKAGES
     failed = 0
-    for words in _runs(ROOT / "tests", suite, part):
-        command = [sys.executable, "-m", "pytest", *words, *(["--big"] if big else []), *arguments]
-        status = subprocess.run(command, cwd=ROOT, check=False).returncode
-        may_be_empty = arguments or part or suite in PACKAGES
-        failed = failed or (0 if status == NOTHING_SELECTED and may_be_empty else status)
+    for runs in _runs(ROOT / "tests", suite, part):
+        for status in _beside_each_other([sys.executable, "-m", "pytest", *words, *more] for words in runs):
+            failed = failed or (0 if status == NOTHING_SELECTED and may_be_empty else status)
     return failed
+
+
+def _beside_each_other(commands: Iterable[list[str]]) -> Iterator[int]:
+    """Run commands at the same time and yield their exit statuses; the output of the first comes at once.
+
+    That of each other comes when those before it have ended.
+    """
+    with contextlib.ExitStack() as stack:
+        started = []
+        for command in commands:
+            output = stack.enter_context(tempfile.TemporaryFile()) if started else None
+            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output))
+            stack.callback(process.terminate)
+            started.append((process, output))
+        for process, output in started:
+            yield process.wait()
+            if output:
+                output.seek(0)
+                shutil.copyfileobj(output, sys.stdout.buffer)
 
 
 def minutes() -> dict[str, float]:
@@ -89,18 +112,18 @@ def parts(minutes: dict[str, float], count: int) -> list[list[str]]:
     return [sorted(files) for files in found]
 
 
-def _runs(tests: Path, suite: str | None, part: str) -> list[list[str]]:
-    """Return the words of each run of pytest: folders or files, and options.
+def _runs(tests: Path, suite: str | None, part: str) -> list[list[list[str]]]:
+    """Return the words of the runs of pytest, folders or files and options: lists of runs at the same time.
 
-    Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run two at a time, by file,
-    after the others.
+    Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run three at a time, by file,
+    after the others. Those run one by one, and wait half of their time for the engine: unit tests run beside them.
     """
     unit, engine = _chosen(tests, suite, part)
-    runs = [[*unit, "--numprocesses=auto"]] if unit else []
-    if engine:
-        runs.append([*engine, "--concurrent=without"])
-        runs.append([*engine, "--concurrent=only", "--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"])
-    return runs
+    of_units = [[*unit, "--numprocesses=auto"]] if unit else []
+    if not engine:
+        return [of_units]
+    three = ["--concurrent=only", "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder"]
+    return [[[*engine, "--concurrent=without"], *of_units], [[*engine, *three]]]
 
 
 def _chosen(tests: Path, suite: str | None, part: str) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,11 +107,12 @@ def pytest_runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The words of each run of pytest, which selects no test."""
     words: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        words.append(command[3:])
-        return subprocess.CompletedProcess(command, suites.NOTHING_SELECTED)
+    def run(commands: Iterable[list[str]]) -> Iterator[int]:
+        for command in commands:
+            words.append(command[3:])
+            yield suites.NOTHING_SELECTED
 
-    monkeypatch.setattr(suites.subprocess, "run", run)
+    monkeypatch.setattr(suites, "_beside_each_other", run)
     return words
 
 
@@ -120,10 +121,25 @@ def test_the_runs_of_pytest_have_their_folders_and_options(monkeypatch: pytest.M
     assert suites.run("image", ["-x"], big=True) == 0, "-k may select no test of a folder"
     assert suites.run(None, []) == 5
     assert words[0] == ["tests/image", "--concurrent=without", "--big", "-x"]
-    two = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder"]
-    assert words[1] == ["tests/image", "--concurrent=only", *two, "--big", "-x"]
-    assert words[2] == ["tests/unit", "--numprocesses=auto"]
-    assert words[3] == ["tests/image", "tests/cloud", "--concurrent=without"]
+    three = ["--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder"]
+    assert words[1] == ["tests/image", "--concurrent=only", *three, "--big", "-x"]
+    assert words[2] == ["tests/image", "tests/cloud", "--concurrent=without"]
+    assert words[3] == ["tests/unit", "--numprocesses=auto"]
+
+
+def test_runs_at_the_same_time_print_one_after_the_other(tmp_path: Path) -> None:
+    meet = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\nprint('here is', sys.argv[1], flush=True)\n"
+    meet += "while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.01)\nprint('with', sys.argv[2])\nsys.exit(3)"
+    commands = [[sys.executable, "-c", meet, *(str(tmp_path / name) for name in names)] for names in ("ab", "ba")]
+    script = f"from tests import suites; print(list(suites._beside_each_other({commands})), flush=True)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    spoken = [
+        f"here is {tmp_path / 'a'}",
+        f"with {tmp_path / 'b'}",
+        f"here is {tmp_path / 'b'}",
+        f"with {tmp_path / 'a'}",
+    ]
+    assert done.stdout.splitlines() == [*spoken, "[3, 3]"]
 
 
 def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
