@@ -210,6 +210,7 @@ def test_an_image_that_cannot_be_found_is_one_line(run: Run) -> None:
     assert nothing_is_left()
 
 
+@pytest.mark.slow("the test of the project's cloudbuild.yaml below, whose steps have such images")
 @pytest.mark.needs("gcloud")
 def test_googles_builder_images_that_cannot_be_pulled_are_replaced(run: Run) -> None:
     """gcloud and gsutil are mounted from this host, without the user's configuration."""

@@ -23,6 +23,8 @@ from trainyard.oci import docker_engine
 pytestmark = pytest.mark.concurrent
 
 PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/other-schedulers", "jobs/tpu-vm"]
+#: Those that take half a minute.
+LONG = ["jobs/vertex", "jobs/tpu-vm"]
 #: The image that tpu-vm.md runs on the workers.
 IMAGE = "us-central1-docker.pkg.dev/my-project/ml/trainyard:xla-2.9.0"
 
@@ -74,7 +76,13 @@ def schedulers(folder: Path) -> dict[str, str]:
     return {"PATH": f"{programs}:{os.environ['PATH']}"}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow("test_jobs.py, on the same fakes")] if page in LONG else [])
+        for page in PAGES
+    ],
+)
 @pytest.mark.needs("gcloud", "kubectl")
 def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
     found = blocks(page)

@@ -29,11 +29,8 @@ def gcloud_submit(config: Path, home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [cloud_plan.PUSHED.build, pytest.param(cloud_plan.NIGHTLY.build, marks=pytest.mark.slow("with cloudbuild.yaml"))],
-    ids=lambda path: path.name,
-)
+@pytest.mark.slow("test_cloud_build.py, which submits cloudbuild.yaml with gcloud")
+@pytest.mark.parametrize("plan", [cloud_plan.PUSHED.build, cloud_plan.NIGHTLY.build], ids=lambda path: path.name)
 def test_gcloud_accepts_the_configuration_and_connects_to_the_service(plan: Path, tmp_path: Path) -> None:
     found = gcloud_submit(plan, tmp_path)
     assert "127.0.0.1" in found.stderr, found.stderr

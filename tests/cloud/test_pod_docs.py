@@ -48,6 +48,7 @@ def image() -> Iterator[str]:
     docker_engine.client().images.remove(str(made.id), force=True)
 
 
+@pytest.mark.slow("test_pod.py, on the same fake of the TPU API")
 def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert "make pod" in blocks[-1], "the page ends with a command that deletes what the others created"

@@ -122,6 +122,7 @@ def test_a_misspelt_trainer_lists_the_images_own(built_image: BuiltImage, docker
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow("test_images_verb.py")
 def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], str]) -> None:
     target = write_small()
     # With good hashes there, what is going on when the signal comes is the download of torch: 900 MB.

@@ -77,6 +77,7 @@ def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: Bui
     assert min(seconds) < 10
 
 
+@pytest.mark.slow("test_importing_the_framework_compiles_nothing of test_image.py")
 @pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.big)])
 def test_byte_code_in_the_image_makes_the_first_import_faster(
     target: str, built_image: BuiltImage, docker_run: Run

@@ -86,6 +86,7 @@ def test_a_fetched_image_is_built_without_index_registry_and_network(
         assert from_cache((tmp_path / "state" / "small" / "build.log").read_text(encoding="utf-8"), step)
 
 
+@pytest.mark.slow("the test above")
 def test_a_build_that_must_download_fails_without_a_network(
     own_index: str, write_small: Callable[[], str], tmp_path: Path
 ) -> None:

@@ -322,7 +322,11 @@ def test_a_command_that_stops_and_continues_passes(make: Callable[..., Made]) ->
     ("needs", "error"),
     [
         ("open('/dev/shm/block', 'wb').write(bytes(100 << 20))", "OSError: [Errno 28] No space left on device"),
-        ("socket.create_server(('::1', 0), family=socket.AF_INET6)", "OSError: [Errno 99]"),
+        pytest.param(
+            "socket.create_server(('::1', 0), family=socket.AF_INET6)",
+            "OSError: [Errno 99]",
+            marks=pytest.mark.slow("with /dev/shm"),
+        ),
     ],
 )
 def test_what_fails_in_a_restricted_container_alone_is_a_note(

@@ -168,7 +168,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(here: Box) -> 
     assert here.run("ls", "/tmp/nan").output == ""
 
 
-@pytest.mark.parametrize("trainer", ["tf.mnist", "tf.flowers", "tf.imagenet"])
+@pytest.mark.parametrize(
+    "trainer", ["tf.mnist", "tf.flowers", pytest.param("tf.imagenet", marks=pytest.mark.slow("with flowers"))]
+)
 def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box, trainer: str, tmp_path: Path) -> None:
     """The only step makes them so; its loss, of the weights before, is finite."""
     data, size = ["--datadir=/data/digits"], 1437
@@ -194,6 +196,7 @@ def test_a_test_with_weights_that_are_not_finite_exports_nothing(here: Box) -> N
     assert here.run("ls", "-A", "/tmp/no-model").output == ""
 
 
+@pytest.mark.slow("test_weights_that_are_not_finite_are_neither_saved_nor_exported")
 def test_a_checkpoint_with_weights_that_are_not_finite_is_left_out(here: Box, whole: dict[str, object]) -> None:
     run = (*SHORT, "--checkpoint-dir=/tmp/poisoned", "--keep-checkpoints=9")
     here.trainer("tf.mnist", *run).learned()
@@ -391,6 +394,7 @@ assert (again[0] == second[0]).all() and (again[1] == second[1]).all()
     assert ended.code == 0, ended.output
 
 
+@pytest.mark.slow("test_a_killed_and_resumed_run_gives_the_same_bits, with SGD")
 def test_adamw_learns_and_resumes_with_the_same_bits(here: Box) -> None:
     words = (*SHORT, "--optimizer=adamw", "--weight-decay=0.05", "--clip-norm=1")
     whole = here.trainer("tf.mnist", *words).learned()
@@ -418,6 +422,7 @@ def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
     assert nothing.code == 2 and "--eval-only: /tmp/no-checkpoints has no checkpoint" in nothing.output
 
 
+@pytest.mark.slow("tests/unit/trainers/test_trainer_loop.py")
 def test_the_learning_rate_is_scaled_on_request_and_logged(here: Box) -> None:
     words = (*SHORT, "--num-steps=1", "--num-cores=2", "--batch-size=32")
     assert "Learning rate 0.03: --lr is not scaled" in here.trainer("tf.mnist", *words).output

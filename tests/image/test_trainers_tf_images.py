@@ -49,7 +49,9 @@ def test_flowers_learns_from_class_folders(grown: dict[str, object]) -> None:
     assert grown["classes"] == list(flowers_data.CLASSES)
 
 
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize(
+    "form", ["tfrecord", pytest.param("tar", marks=pytest.mark.slow("imagenet, whose data are tar files"))]
+)
 def test_flowers_learns_from_shards(here: Box, form: str) -> None:
     ended = here.trainer("tf.flowers", f"--datadir=/data/{form}", *LEARNING, f"--target-accuracy={FLOOR}")
     assert ended.learned()["status"] == "reached", "or it had ended with 21"
@@ -302,6 +304,7 @@ for steps, (before, after) in enumerate(zip(saved, saved[1:]), 1):
     assert checked.code == 0, checked.output
 
 
+@pytest.mark.slow("test_imagenet_compiles_with_xla_and_averages_its_weights")
 def test_averaged_weights_of_a_short_run_are_those_of_its_last_steps(here: Box) -> None:
     """With a constant decay of 0.9999, 30 steps would move the average by 0.3 % from the initial weights."""
     found = here.python(TINY, *TINY_WORDS, "--batch-size=20", "--ema=0.9999", "--lr=0.2").learned()

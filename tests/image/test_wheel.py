@@ -22,6 +22,7 @@ def layers(reference: str) -> list[str]:
     return list(docker_engine.client().images.get(reference).attrs["RootFS"]["Layers"])
 
 
+@pytest.mark.slow("test_own_repository.py, whose images the installed package builds")
 def test_the_installed_package_builds_the_same_layers(built_image: BuiltImage, tmp_path: Path) -> None:
     """Even if it was installed under a umask that leaves its files to their owner alone."""
     expected = layers(built_image("tf-cpu"))
