@@ -14,6 +14,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,17 +66,18 @@ def _beside_each_other(commands: Iterable[list[str]]) -> Iterator[int]:
     That of each other comes when those before it have ended.
     """
     with contextlib.ExitStack() as stack:
-        started = []
+        started: list[tuple[subprocess.Popen[bytes], IO[bytes] | None]] = []
         for command in commands:
             output = stack.enter_context(tempfile.TemporaryFile()) if started else None
             process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output))
             stack.callback(process.terminate)
             started.append((process, output))
-        for process, output in started:
+        for process, written in started:
             yield process.wait()
-            if output:
-                output.seek(0)
-                shutil.copyfileobj(output, sys.stdout.buffer)
+            if written:
+                written.seek(0)
+                shutil.copyfileobj(written, sys.stdout.buffer)
+                sys.stdout.flush()
 
 
 def minutes() -> dict[str, float]:
