@@ -164,7 +164,7 @@ def built_image() -> Callable[[str], str]:
 
     def passed(target: str) -> str | None:
         plan = build.plan_for(load(target))
-        for image in docker_engine.client().images.list(name=f"{NAME}:{plan.tag}"):
+        for image in docker_engine.images(f"{NAME}:{plan.tag}"):
             if plan.local in image.tags:
                 with contextlib.suppress(UserError):
                     state.require(state_folder() / target, str(image.id), "build", "verify", "smoke")
@@ -172,7 +172,7 @@ def built_image() -> Callable[[str], str]:
         return None
 
     def reference(target: str) -> str:
-        if target not in made or not docker_engine.client().images.list(name=made[target]):
+        if target not in made or not docker_engine.images(made[target]):
             found = passed(target)
             if not found:
                 shrink_cache()

@@ -257,7 +257,7 @@ def test_ctrl_c_removes_the_containers(small: str, tmp_path: Path) -> None:
 def cloud(local_registry: str) -> Iterator[CloudBuild]:
     with CloudBuild(registry=local_registry) as started:
         yield started
-    for image in docker_engine.client().images.list():
+    for image in docker_engine.images():
         for tag in image.tags:
             if f"/{PROJECT}/" in tag:
                 docker_engine.client().images.remove(tag)

@@ -439,7 +439,7 @@ def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tm
     (finding,) = [one for one in found if one.rule == "tpu_runtime_matches_image"]
     assert "tpuTfVersion 2.11, but the image has tensorflow 2.21.0 (by its labels at the registry)" in finding.what
     assert finding.where.endswith("old.yaml:7")
-    assert not docker_engine.client().images.list(name=reference), "nothing was pulled"
+    assert not docker_engine.images(reference), "nothing was pulled"
     path.write_text(path.read_text().replace(":tf", ":other"))
     _, found = files.check_file(path)
     assert [one.what for one in found if one.rule == "images_exist"] == [

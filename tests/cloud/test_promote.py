@@ -165,7 +165,7 @@ def test_floating_tags_may_be_in_another_repository(address: str, spec: Spec) ->
     promotion.promote(spec, address, image="one", to=f"{address}-floating")
     assert registry.digest_of(f"{address}-floating/trainyard:tf-cpu") == digest
     assert Repository(f"{address}/trainyard").tags() == ["one"]
-    assert docker_engine.client().images.list(f"{address}-floating/trainyard") == []
+    assert docker_engine.images(f"{address}-floating/trainyard") == []
 
 
 @pytest.mark.parametrize("hosts", ["one host", "two hosts"])

@@ -55,7 +55,7 @@ def drop(target: str) -> None:
     """Remove a target's images, and the build cache that no other target shares."""
     if target in KEPT:
         return
-    for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={target}"]}):
+    for image in docker_engine.images(label=f"io.trainyard.target={target}"):
         for tag in image.tags:
             if tag.startswith(f"{NAME}:"):
                 try:

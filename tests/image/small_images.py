@@ -85,6 +85,6 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
 
 
 def _untag_small() -> None:
-    for image in docker_engine.client().images.list(filters={"label": ["io.trainyard.target=small"]}):
+    for image in docker_engine.images(label="io.trainyard.target=small"):
         for tag in image.tags:
             docker_engine.untag(tag)

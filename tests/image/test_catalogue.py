@@ -164,7 +164,7 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     plan, _ = build.build(loaded)
     verify.verify(loaded, plan.candidate)
     yield plan.candidate
-    for found in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={loaded.target}"]}):
+    for found in docker_engine.images(label=f"io.trainyard.target={loaded.target}"):
         for tag in found.tags:
             docker_engine.client().images.remove(tag, force=True)
 

@@ -176,7 +176,7 @@ def trainyard(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Finish
         )
 
     yield run
-    for image in docker_engine.client().images.list(filters={"label": ["io.trainyard.target=compiled"]}):
+    for image in docker_engine.images(label="io.trainyard.target=compiled"):
         for tag in image.tags:
             docker_engine.untag(tag)
 

@@ -43,7 +43,7 @@ def images() -> Iterator[list[str]]:
     made: list[str] = []
     yield made
     for name in made:
-        for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
+        for image in docker_engine.images(label=f"io.trainyard.target={name}"):
             for tag in image.tags:
                 docker_engine.client().images.remove(tag, force=True)
 

@@ -60,7 +60,7 @@ def start(*names: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def tagged(name: str) -> list[str]:
-    return [tag for image in docker_engine.client().images.list() for tag in image.tags if f":{name}" in tag]
+    return [tag for image in docker_engine.images() for tag in image.tags if f":{name}" in tag]
 
 
 def test_a_target_that_fails_does_not_stop_the_others_and_has_a_reason(built_image: BuiltImage, write: Write) -> None:

@@ -76,7 +76,7 @@ def test_an_image_that_learns_too_little_is_not_tagged(made: dict[str, Any], min
     done = miniature.call("image", "mini-strict")
     assert done.returncode == 1
     assert "is below the floor of 99.9 %" in done.stderr.splitlines()[-1]
-    assert not docker_engine.client().images.list(name="trainyard:mini-strict")
+    assert not docker_engine.images("trainyard:mini-strict")
 
 
 def test_what_passed_is_pushed_and_promoted(made: dict[str, Any], miniature: Miniature, server: str) -> None:

@@ -112,7 +112,7 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly
         )
         monkeypatch.setitem(model.bases(), "xla-nightly", wanted)
         yield found
-    for image in docker_engine.client().images.list(name=f"{found.registry}/xla"):
+    for image in docker_engine.images(f"{found.registry}/xla"):
         docker_engine.client().images.remove(image.id, force=True)
     docker_engine.untag(SYSTEM)
     base_image._registry_digest.cache_clear()
@@ -128,7 +128,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     monkeypatch.chdir(folder)
     yield folder
-    for image in docker_engine.client().images.list(filters={"label": [f"{LABELS}.target={NAME}"]}):
+    for image in docker_engine.images(label=f"{LABELS}.target={NAME}"):
         docker_engine.client().images.remove(image.id, force=True)
 
 

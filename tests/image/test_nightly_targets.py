@@ -112,7 +112,7 @@ def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
     try:
         assert made["image"] == "trainyard:xla-nightly-fallback"
         assert made["plan"].notes[0].startswith("this is not xla-nightly: ")
-        assert not docker_engine.client().images.list(filters={"label": ["io.trainyard.target=xla-nightly"]})
+        assert not docker_engine.images(label="io.trainyard.target=xla-nightly")
         pushed = publish.push_attached(spec, address, None)
         assert f"/trainyard:xla-nightly-fallback-{spec.version}-" in pushed["tag"]
         for target in (spec, model.load("xla-nightly")):

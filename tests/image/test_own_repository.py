@@ -74,7 +74,7 @@ def user(command: Path, server: DockerRegistryContainer, tmp_path: Path) -> Iter
 
     yield start
     for name in made:
-        for image in docker_engine.client().images.list(filters={"label": [f"{LABELS}.target={name}"]}):
+        for image in docker_engine.images(label=f"{LABELS}.target={name}"):
             docker_engine.client().images.remove(image.id, force=True)
 
 
@@ -139,4 +139,4 @@ def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file
         f"image: src/smallnet/train.py:{line}: ModuleNotFoundError: No module named 'tqdm': add it to "
         "requirements in trainyard.yaml"
     )
-    assert not docker_engine.client().images.list(name=f"trainyard:{repository.name}")
+    assert not docker_engine.images(f"trainyard:{repository.name}")

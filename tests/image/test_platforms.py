@@ -207,7 +207,7 @@ def workspace(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
         return dict(json.loads(done.stdout))
 
     yield run
-    for image in docker_engine.client().images.list(ignore_removed=True):
+    for image in docker_engine.images():
         if image.labels.get(f"{naming.LABELS}.target") == "platforms-test":
             docker_engine.client().images.remove(image.id, force=True)
 

@@ -55,9 +55,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def leftovers() -> list[str]:
-    return [
-        tag for image in docker_engine.client().images.list() for tag in image.tags if tag.startswith("trainyard:tiny")
-    ]
+    return [tag for image in docker_engine.images() for tag in image.tags if tag.startswith("trainyard:tiny")]
 
 
 def test_two_equal_builds_have_no_differences(write: Write) -> None:

@@ -206,7 +206,7 @@ def test_the_provenance_of_a_build_is_kept_and_its_second_image_is_not(built_ima
     statement = provenance.statement(state_folder() / "tf-cpu", digest)
     assert statement is not None and statement["predicateType"].startswith("https://slsa.dev/provenance/")
     assert [one["digest"]["sha256"] for one in statement["subject"]] == [digest.removeprefix("sha256:")]
-    names = [tag for image in docker_engine.client().images.list() for tag in image.tags]
+    names = [tag for image in docker_engine.images() for tag in image.tags]
     assert not any(name.endswith("-provenance") for name in names)
 
 

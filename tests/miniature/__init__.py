@@ -151,5 +151,5 @@ def checkout(folder: Path, address: str) -> Iterator[Miniature]:
 def remove_images() -> None:
     """Remove the images of all targets above from the engine."""
     for name in TARGETS:
-        for image in docker_engine.client().images.list(filters={"label": [f"io.trainyard.target={name}"]}):
+        for image in docker_engine.images(label=f"io.trainyard.target={name}"):
             docker_engine.client().images.remove(str(image.id), force=True)

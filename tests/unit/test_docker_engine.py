@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import docker
 import pytest
@@ -235,3 +236,22 @@ def test_emulated_arm64_has_a_processor_that_is_fast_to_emulate(
 ) -> None:
     monkeypatch.setattr(docker_engine, "architecture", lambda: of_engine)
     assert ("QEMU_CPU" in docker_engine.emulated_environment(wanted)) is emulated
+
+
+def test_an_image_that_is_removed_while_images_are_listed_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(identity: str) -> SimpleNamespace:
+        if identity == "removed":
+            raise docker.errors.ImageNotFound("No such image: removed")
+        return SimpleNamespace(id=identity)
+
+    asked: list[object] = []
+
+    def listed(name: str | None, *, filters: object) -> list[dict[str, str]]:
+        asked.append((name, filters))
+        return [{"Id": "kept"}, {"Id": "removed"}]
+
+    engine = SimpleNamespace(api=SimpleNamespace(images=listed), images=SimpleNamespace(get=get))
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    assert [image.id for image in docker_engine.images("trainyard")] == ["kept"]
+    assert [image.id for image in docker_engine.images(label="a=b")] == ["kept"]
+    assert asked == [("trainyard", None), (None, {"label": ["a=b"]})]

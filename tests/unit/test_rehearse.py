@@ -150,8 +150,7 @@ class Engine:
         self.emulates = True
         self.platforms: tuple[str, ...] | None = None
         self.pulled: list[tuple[str, Architecture | None]] = []
-        self.images = SimpleNamespace(list=lambda: self.local)
-        monkeypatch.setattr(docker_engine, "client", lambda: self)
+        monkeypatch.setattr(docker_engine, "images", lambda: self.local)
         monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
         monkeypatch.setattr(docker_engine, "can_run", lambda wanted: wanted == AMD64 or self.emulates)
         monkeypatch.setattr(docker_engine, "pull", self._pull)

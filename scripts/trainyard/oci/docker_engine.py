@@ -180,6 +180,20 @@ def existing_image(reference: str) -> Image | None:
         return None
 
 
+def images(name: str | None = None, *, label: str | None = None) -> list[Image]:
+    """Return the engine's images, without those that another process removes meanwhile.
+
+    Args:
+        name: of a repository, or with a tag; None for all.
+        label: that they have, as in ``io.trainyard.target=xla``.
+    """
+    found = []
+    for listed in client().api.images(name, filters={"label": [label]} if label else None):
+        with contextlib.suppress(docker.errors.ImageNotFound):
+            found.append(client().images.get(listed["Id"]))
+    return found
+
+
 def digest_of(reference: str) -> str | None:
     """Return the digest of a local image; None if there is no such image."""
     try:

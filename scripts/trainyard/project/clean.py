@@ -42,11 +42,11 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
     """
     spec = load(target, context=context) if target else None
     removed = leftovers()
-    removed += _remove_tags(_images(), "" if everything else TEMPORARY_SUFFIXES)
+    removed += _remove_tags(docker_engine.images(), "" if everything else TEMPORARY_SUFFIXES)
     if everything:
         shutil.rmtree(context.state, ignore_errors=True)
     elif spec:
-        removed += _remove_tags([image for image in _images() if image.labels.get(f"{LABELS}.target") == spec.target])
+        removed += _remove_tags(docker_engine.images(label=f"{LABELS}.target={spec.target}"))
         for one in each_platform(spec):
             shutil.rmtree(one.kept, ignore_errors=True)
     if cache:
@@ -57,14 +57,10 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
     return removed
 
 
-def _images() -> list[Image]:
-    return list(docker_engine.client().images.list())
-
-
 def _remove_tags(images: list[Image], suffixes: str | tuple[str, ...] = "") -> list[str]:
     """Remove the tags of ``images`` in Trainyard's repositories that end with one of ``suffixes``."""
     prefixes = tuple(f"{repository}:" for repository in REPOSITORIES)
     removed = [tag for image in images for tag in image.tags if tag.startswith(prefixes) and tag.endswith(suffixes)]
     for tag in removed:
-        docker_engine.client().images.remove(tag, force=True)
+        docker_engine.untag(tag)
     return removed

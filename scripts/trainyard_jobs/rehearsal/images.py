@@ -63,7 +63,7 @@ def find(reference: str, replacement: str = "", hosts: Hosts = UNKNOWN_HOSTS) ->
         image = docker_engine.image(replacement, made_by="trainyard image")
         found = _of(image, f"{replacement} replaces {reference}" if replacement != reference else "")
     else:
-        found = _find(reference, hosts, docker_engine.client().images.list())
+        found = _find(reference, hosts, docker_engine.images())
     if found.architecture:
         docker_engine.require_emulation(found.architecture)
     return found
