@@ -6,8 +6,10 @@ import fnmatch
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -140,6 +142,24 @@ def test_runs_at_the_same_time_print_one_after_the_other(tmp_path: Path) -> None
         f"with {tmp_path / 'a'}",
     ]
     assert done.stdout.splitlines() == [*spoken, "[3, 3]"]
+
+
+def test_an_interrupt_ends_all_runs(tmp_path: Path) -> None:
+    sleep = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(600)"
+    names = [tmp_path / "a", tmp_path / "b"]
+    commands = [[sys.executable, "-c", sleep, str(name)] for name in names]
+    script = f"from tests import suites; list(suites._beside_each_other({commands}))"
+    # The processes that it starts are in another group than this test, and only the first gets the signal.
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while not all(name.exists() for name in names):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:

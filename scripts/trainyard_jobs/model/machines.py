@@ -211,7 +211,7 @@ def outdated(today: datetime.date) -> list[str]:
 
 
 def sides(topology: str) -> list[int]:
-    """``4x8`` as [4, 8]; empty if it is no topology."""
+    """Return the sides of a topology: [4, 8] of ``4x8``; empty if it is no topology."""
     return [int(side) for side in topology.split("x")] if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", topology) else []
 
 

@@ -66,7 +66,7 @@ class Placement:
 
 
 def disk(text: str) -> Disk:
-    """``200`` or ``hyperdisk-balanced:200``."""
+    """Parse ``200`` or ``hyperdisk-balanced:200``."""
     match = re.fullmatch(r"(?:([a-z][a-z0-9-]*):)?([1-9]\d*)", text)
     if not match:
         raise UserError(f"'--disk {text}' is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)")
@@ -74,7 +74,7 @@ def disk(text: str) -> Disk:
 
 
 def mounts(text: str) -> tuple[Mount, ...]:
-    """``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers."""
+    """Parse ``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers."""
     found = []
     for word in text.split():
         match = re.fullmatch(rf"(gs|nfs)://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
@@ -95,7 +95,7 @@ def mounts(text: str) -> tuple[Mount, ...]:
 
 
 def labels(text: str) -> tuple[tuple[str, str], ...]:
-    """``team=vision,run=1`` as pairs; what characters they may have depends on the platform."""
+    """Parse ``team=vision,run=1`` into pairs, whose characters each platform checks."""
     return pairs(map(str.strip, text.split(",")), "--labels", key="(?s).+", form="key=value")
 
 
@@ -165,7 +165,7 @@ def mebibytes(text: str) -> int:
 
 
 def placement(text: str) -> Placement:
-    """``block`` (required), ``preferred:block``, or another node label instead of the level's name."""
+    """Parse ``block`` (required), ``preferred:block``, or another node label instead of the level's name."""
     words = text.split(":")
     level = words[-1]
     label = _LEVELS.get(level) or (level if re.fullmatch(r"[\w.-]+/[\w.-]+", level) else None)

@@ -79,7 +79,7 @@ class Options:
     logs_to_stderr: bool = False
 
     def limits(self) -> Limits:
-        """Time limits."""
+        """Return the time limits that are given, and the defaults of the others."""
         durations = {
             "ready": (self.wait, "--wait"),
             "queue": (self.queue_wait, "--queue-wait"),
@@ -91,7 +91,7 @@ class Options:
         return Limits(**found) if self.restarts is None else Limits(**found, restarts=self.restarts)
 
     def _zones(self, zones: tuple[str, ...], tpu: TpuApi) -> tuple[str, ...]:
-        """The zones to try, in order: those given, gcloud's, or the first of ``zones``, which have the accelerator."""
+        """Return the zones to try: those given, gcloud's, or the first of ``zones``, which have the accelerator."""
         if self.zone == ANY_ZONE:
             if not zones:
                 raise UserError(f"'--zone {ANY_ZONE}' requires '--accelerator', whose zones it stands for")
@@ -112,7 +112,7 @@ class Options:
         return zone
 
     def pods(self, tpu: TpuApi) -> tuple[Pod, ...]:
-        """The TPU VM that the options describe, in each zone where it may be created."""
+        """Return the TPU VM that the options describe, in each zone where it may be created."""
         if not self.name:
             raise UserError("no name: set '--name', as in 'trainyard pod --name run1 --accelerator v5litepod-16 xla'")
         # https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/create: nodeId.
@@ -141,7 +141,7 @@ class Options:
         return tuple(replace(described, zone=zone) for zone in self._zones(slice_.zones if slice_ else (), tpu))
 
     def image_reference(self) -> str:
-        """The image to run: IMAGE, or that of TARGET."""
+        """Return the image to run: IMAGE, or that of TARGET."""
         return self._image(load(self.target) if self.target else None)
 
     def _image(self, spec: Spec | None) -> str:
@@ -149,7 +149,7 @@ class Options:
         return requests.image_of(spec, self.image, address)
 
     def run(self) -> Run:
-        """What to start on the workers."""
+        """Return the image, the trainer or command, and the variables to start on the workers."""
         spec = load(self.target) if self.target else None
         program = job_options.words(self.command or "", "--command")
         if program and (self.trainer or self.args):

@@ -101,7 +101,7 @@ class TpuApi:
         raise StepFailed(f"{name}: {error_message(finished)}")
 
     def node(self, pod: Pod) -> Node | None:
-        """The TPU VM; None if none has this name."""
+        """Return the TPU VM; None if none has this name."""
         found = self._describe(gcloud_args.describe(pod), pod.name)
         if found is None:
             return None
@@ -114,7 +114,7 @@ class TpuApi:
         )
 
     def queued_resource(self, pod: Pod) -> tuple[str, str] | None:
-        """State of the queued resource and, if it failed, its error; None if none has this name."""
+        """Return the state of the queued resource and, if it failed, its error; None if none has this name."""
         found = self._describe(gcloud_args.describe(pod, queued=True), pod.name)
         if found is None:
             return None

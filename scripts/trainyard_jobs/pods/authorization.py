@@ -80,7 +80,7 @@ def has_role(policy: dict[str, Any], member: str, role: str) -> bool:
 
 
 def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
-    """Grant ``member`` those of ``roles`` that it does not have in the project; the roles that were granted."""
+    """Grant ``member`` those of ``roles`` that it lacks in the project; return the roles that were granted."""
     policy = json.loads(_output(project, "projects", "get-iam-policy", project, "--format=json"))
     missing = [role for role in roles if not has_role(policy, member, role)]
     for role in missing:
@@ -97,7 +97,7 @@ def grant(project: str, member: str, roles: tuple[str, ...]) -> list[str]:
 
 
 def authorize_ai_platform(project: str) -> dict[str, Any]:
-    """AI Platform: grant its TPU service account the role of a Cloud ML service agent."""
+    """Grant AI Platform's TPU service account the role of a Cloud ML service agent."""
     command = "trainyard pod authorize-tpu --for tpu-vm"
     logger.warning(f"AI Platform was shut down on {AI_PLATFORM_SHUT_DOWN}: TPU VMs need '{command}' instead")
     account = ai_platform_service_account(project)

@@ -1,1 +1,1 @@
-"""Rehearsing a job: run it in containers on this machine, as its platform would."""
+"""Rehearse a job: run it in containers on this machine, as its platform would."""

@@ -1,4 +1,4 @@
-"""What a rehearsal consists of: replicas, their TPU node, and the restart policy of their platform.
+"""Model a rehearsal: replicas, their TPU node, and the restart policy of their platform.
 
 Knows no platform and no Docker.
 """

@@ -52,13 +52,13 @@ def _validator(kind: str, api: str) -> Any:
 
 @cache
 def _schema(name: str) -> Any:
-    """A schema of a kind, or ``_definitions``: the types of which Kubernetes' objects consist."""
+    """Return the schema of a kind, or of ``_definitions``: the types of which Kubernetes' objects consist."""
     return json.loads(third_party.archive(_SCHEMAS).read(f"{name}.json"))
 
 
 @cache
 def _custom(schema: Path) -> Any:
-    """A validator of a custom resource, whose schema may refer to Kubernetes' types."""
+    """Return the validator of a custom resource, whose schema may refer to Kubernetes' types."""
     from referencing import Registry, Resource
 
     definitions = Resource.from_contents(_schema("_definitions"))

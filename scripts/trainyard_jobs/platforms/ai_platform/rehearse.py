@@ -28,7 +28,7 @@ NODE = "cmle-tpu-rehearsal"
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas and the TPU node of a job; a UserError gives the line of what cannot be rehearsed."""
+    """Return the replicas and the TPU node of a job; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     master = spec.get("masterConfig") or {}
     if not master.get("imageUri"):

@@ -71,7 +71,7 @@ class _Job:
 
 
 def rehearsal(job: JobFile) -> Rehearsal:
-    """The pods of the file's Job or JobSet; a UserError gives the line of what cannot be rehearsed."""
+    """Return the pods of the file's Job or JobSet; a UserError gives the line of what cannot be rehearsed."""
     numbers = [
         number for number, one in enumerate(job.documents) if kinds.kind_of(one) and one["kind"] in kinds.REHEARSED
     ]

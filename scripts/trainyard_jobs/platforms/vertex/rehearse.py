@@ -61,7 +61,7 @@ class _Pool:
 
 
 def rehearsal(job: JobFile, trial: Trial | None = None) -> Rehearsal:
-    """The replicas of a CustomJob or a ``trial``; a UserError gives the line of what cannot be rehearsed."""
+    """Return the replicas of a CustomJob or ``trial``; a UserError gives the line of what cannot be rehearsed."""
     spec = job.spec
     pools = _pools(job, spec)
     if not pools or pools[0].number:

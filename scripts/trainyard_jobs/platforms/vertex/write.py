@@ -53,7 +53,11 @@ def machine_spec(request: Request) -> dict[str, Any]:
 
 
 def _machine(request: Request) -> dict[str, Any]:
-    """The machine: a TPU by count (v2, v3) or by topology (v5e, v6e), GPUs, or a machine without accelerators."""
+    """Return the machine: a TPU by count (v2, v3) or topology (v5e, v6e), GPUs, or one without accelerators.
+
+    Raises:
+        UserError: Vertex AI does not offer that TPU.
+    """
     if request.tpu:
         return _tpu(request, request.tpu)
     if request.gpus:
@@ -176,7 +180,7 @@ def job_spec(request: Request) -> dict[str, Any]:
 
 
 def config(request: Request) -> dict[str, Any]:
-    """The contents of the file for ``--config``: the CustomJobSpec, or the HyperparameterTuningJob of a search."""
+    """Return the file for ``--config``: the CustomJobSpec, or the HyperparameterTuningJob of a search."""
     search = request.tune
     if search is None:
         return job_spec(request)
