@@ -27,8 +27,7 @@ PACKAGES = {
     "jobs": (
         "unit/test_check_*", "unit/test_corpus.py", "unit/test_job*", "unit/test_platforms.py", "unit/test_pod*",
         "unit/test_rehears*", "image/test_rehearse.py", "cloud/test_authorize_tpu.py", "cloud/test_docs_jobs.py",
-        "cloud/test_gcloud_job_files.py", "cloud/test_jobs.py", "cloud/test_pod*", "cloud/test_schedulers.py",
-        "cloud/test_sky_pilot.py",
+        "cloud/test_gcloud_job_files.py", "cloud/test_jobs.py", "cloud/test_pod*", "cloud/test_sky_pilot.py",
     ),
     "launcher": ("unit/launcher/*", "image/test_launcher_*", "cloud/test_launcher_*"),
     "trainers": ("unit/trainers/*", "image/test_trainers_*", "image/test_gpt.py"),

@@ -245,7 +245,7 @@ def test_a_lost_connection_neither_loses_nor_repeats_a_line(cloud: TpuVms, start
         assert re.findall(rf"\[{index}\] line (\d)", running.text) == list("12345678")
 
 
-@pytest.mark.slow("tests/unit/test_pod_life.py, tests/unit/test_pod.py")
+@pytest.mark.slow("tests/unit/test_pod_life.py, tests/unit/test_pod_commands.py")
 def test_a_run_waits_for_the_end_of_maintenance_and_takes_xla_dists_command_line(
     cloud: TpuVms, start: Start, pod: Pod, volume: str
 ) -> None:
@@ -304,7 +304,7 @@ def test_failures_are_one_line_and_leave_nothing(cloud: TpuVms, pod: Pod, start:
     assert nothing_left(cloud, "wrong")
 
 
-@pytest.mark.slow("tests/unit/test_pod.py, with the same probe")
+@pytest.mark.slow("tests/unit/test_pod_commands.py, with the same probe")
 def test_workers_that_cannot_connect_to_each_other_are_reported_before_the_run(cloud: TpuVms, pod: Pod) -> None:
     assert pod("--action=create", "--name=apart", *SLICE, *QUICK)[0] == 0
     code, text = pod("--action=check", "--name=apart", *SLICE)

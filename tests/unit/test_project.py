@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -213,6 +214,13 @@ def test_suites_by_package_have_each_file_once(monkeypatch: pytest.MonkeyPatch) 
     for suite, patterns in suites.PACKAGES.items():
         for pattern in patterns:
             assert any(fnmatch.fnmatch(file, f"tests/{pattern}") for file in found[suite]), f"{pattern}: no such file"
+
+
+def test_pytest_can_collect_all_folders_at_once() -> None:
+    """pytest refuses two files of the same name in folders that are no packages."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    names = Counter(path.name for path in files if not (path.parent / "__init__.py").exists())
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_parts_have_each_file_once_and_take_about_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
