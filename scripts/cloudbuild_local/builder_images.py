@@ -84,7 +84,7 @@ def _build_replacement(stage: str) -> str:
 
 
 def _host_sdk(name: str) -> Path:
-    """The folder of this host's Google Cloud CLI.
+    """Return the folder of this host's Google Cloud CLI.
 
     Raises:
         UserError: it is not installed.
@@ -102,23 +102,24 @@ def _host_sdk(name: str) -> Path:
 
 
 def replacement(name: str) -> ContainerImage:
-    """The replacement of a builder image that cannot be pulled.
+    """Build the replacement of a builder image that cannot be pulled.
 
     Raises:
-        UserError: it has no replacement.
+        UserError: it has no replacement, or needs the Google Cloud CLI, which is not installed.
     """
     plain = Reference.parse(name).familiar_name
     if plain not in REPLACEMENTS:
         raise UserError(
             f"{name} does not exist locally and cannot be pulled: use a local image with '--images {plain}=my/image'"
         )
-    found = REPLACEMENTS[plain]
-    if not found.gcloud:
-        return ContainerImage(_build_replacement(found.stage), [found.entrypoint])
+    builder = REPLACEMENTS[plain]
+    if not builder.gcloud:
+        return ContainerImage(_build_replacement(builder.stage), [builder.entrypoint])
+    sdk = _host_sdk(plain)
     return ContainerImage(
-        _build_replacement(found.stage),
-        [found.entrypoint],
-        (Mount(SDK, str(_host_sdk(plain)), type="bind", read_only=True),),
+        _build_replacement(builder.stage),
+        [builder.entrypoint],
+        (Mount(SDK, str(sdk), type="bind", read_only=True),),
         (
             f"PATH={SDK}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             f"CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE={CA_BUNDLE}",

@@ -115,10 +115,3 @@ def test_every_command_of_a_page_is_in_a_shell_block() -> None:
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
         assert not re.findall(r"^ {4,}(?:make|gcloud|kubectl|export) .*", outside, re.MULTILINE), page
-
-
-def test_links_to_other_pages_resolve() -> None:
-    for page in PAGES:
-        path = ROOT / "docs" / f"{page}.md"
-        for target in re.findall(r"\]\(([^)#]+\.md)", path.read_text(encoding="utf-8")):
-            assert (path.parent / target).is_file(), f"{page}: {target}"

@@ -76,12 +76,6 @@ def _measured(found: dict[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _device_code(spec: Spec) -> dict[str, str] | None:
-    """Return what an image for NVIDIA GPUs needs of a GPU, as its labels have it; None of other images."""
-    code = spec.device_code
-    return {"cuda": code.cuda, "driver": code.driver, "text": code.text} if code else None
-
-
 def variables(specs: list[Spec]) -> dict[str, Any]:
     """Return the variables of templates/images.md.j2."""
     measured, known = sizes.load(), limits([spec.target for spec in specs])
@@ -107,7 +101,6 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
                 "limits": known.get(spec.target, []),
                 "until": f"{spec.ends[0].day}" if spec.ends else "",
                 "because": spec.ends[0].what if spec.ends else "",
-                "device_code": _device_code(spec),
             }
             for spec in specs
         ],
@@ -116,5 +109,5 @@ def variables(specs: list[Spec]) -> dict[str, Any]:
 
 
 def rendered(specs: list[Spec]) -> dict[Path, tuple[str, dict[str, Any]]]:
-    """Return path of every generated file -> its template's name and variables."""
+    """Return the path of every generated file -> the name of its template and its variables."""
     return {PAGE: ("images.md.j2", variables(specs))}
