@@ -11,7 +11,7 @@ import pytest
 
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Severity
-from trainyard.image import catalog_page, dockerfile
+from trainyard.image import dockerfile
 from trainyard.lint import waivers
 from trainyard.project import check
 from trainyard.release import pipelines
@@ -133,11 +133,11 @@ def test_a_release_has_wheels_for_the_python_and_the_cuda_of_a_target(monkeypatc
     ]
 
 
-def test_the_page_has_the_least_driver_and_the_gpus_of_images_for_nvidia() -> None:
-    targets = {row["name"]: row["device_code"] for row in catalog_page.variables(model.catalogue())["targets"]}
-    code = targets["gpu-2.7"]
-    assert code == {"cuda": "12.6", "driver": "525.60.13", "text": "5.0 6.0 7.0 7.5 8.0 8.6 9.0"}
-    assert targets["cpu"] is targets["tf-nightly"] is None
+def test_images_for_nvidia_have_the_least_driver_and_the_gpus() -> None:
+    codes = {spec.target: spec.device_code for spec in model.catalogue()}
+    code = codes["gpu-2.7"]
+    assert code and (code.cuda, code.driver, code.text) == ("12.6", "525.60.13", "5.0 6.0 7.0 7.5 8.0 8.6 9.0")
+    assert codes["cpu"] is codes["tf-nightly"] is None
 
 
 JOB = """\

@@ -73,7 +73,8 @@ def test_tensorflow_gets_two_workers_of_one_cluster_and_a_failure_ends_both(
     launcher.write_text(
         f"#!{sys.executable}\nimport json, os, sys, time\n"
         "task = json.loads(os.environ['TF_CONFIG'])['task']\n"
-        "print(os.environ['TF_CONFIG'], 'TPU_CONFIG' in os.environ, *sys.argv[1:], flush=True)\n"
+        "line = [os.environ['TF_CONFIG'], str('TPU_CONFIG' in os.environ), *sys.argv[1:]]\n"
+        "os.write(1, (' '.join(line) + '\\n').encode())  # at once: print with PYTHONUNBUFFERED writes each word\n"
         f"open(f'{tmp_path}/started-{{task[\"index\"]}}', 'w').close()\n"
         f"if str(task['index']) == '{fails}':\n"
         f"    while not os.path.exists('{tmp_path}/started-{1 if fails == '0' else 0}'): time.sleep(0.01)\n"
