@@ -49,12 +49,18 @@ def order(root: str) -> list[str]:
 
 @cache
 def modules(root: str) -> dict[str, Path]:
-    """Name -> file of every module of a package, such as ``trainyard.oci.layers``."""
+    """Return name -> file of every module of a package, such as ``trainyard.oci.layers``."""
     found = {}
     for path in sorted(ROOTS[root].rglob("*.py")):
         parts = path.relative_to(ROOTS[root]).with_suffix("").parts
         found[".".join((root, *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
     return found
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return every node of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def outside_modules() -> list[tuple[str, Path]]:
@@ -66,7 +72,7 @@ def imported(name: str, path: Path) -> Iterator[str]:
     """Modules that a module imports anywhere: at the top, in functions, for type checking."""
     known = {module for root in ROOTS for module in modules(root)}
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -375,7 +381,7 @@ def test_registries_are_read_in_one_module_which_checks_what_they_answer() -> No
 def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
     reading = set()
     for name, path in outside_modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Attribute)
                 and node.attr in ("environ", "getenv", "putenv", "environb")
@@ -407,7 +413,7 @@ def test_options_write_no_environment_variable_and_modules_have_no_state_folder(
 def test_commands_load_targets_in_their_context() -> None:
     for name, path in outside_modules():
         if room(name) == "commands":
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes(path):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("load", "model.load"):
                     assert "context" in {word.arg for word in node.keywords}, f"{name}: {ast.unparse(node)}"
 
@@ -417,10 +423,7 @@ def test_libraries_return_and_commands_print() -> None:
     in a separate process."""
     printing = set()
     for name, path in outside_modules():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        calls = {
-            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        }
+        calls = {node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         if "trainyard.common.console" in set(imported(name, path)) or "print" in calls:
             printing.add(name)
     assert {name for name in printing if room(name) not in ("commands", "cli")} == {

@@ -19,6 +19,8 @@ from trainyard.spec.model import load
 
 LOWER, UPPER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
+OTHER = pytest.mark.slow("with tf-cpu")
+
 #: Of Docker 26.1.5 with containerd 1.7.24.
 LOG = f"""\
 time="2026-11-23T03:30:03.327615217Z" level=debug msg="layer unpacked" duration=18.78958ms layer="{LOWER}" spanID=bd
@@ -158,7 +160,9 @@ def test_nothing_is_printed_where_no_packages_are_named(tmp_path: Path) -> None:
     assert ended.stderr == b""
 
 
-@pytest.mark.parametrize("name", cold_start.TARGETS)
+@pytest.mark.parametrize(
+    "name", ["tf-cpu", *(pytest.param(one, marks=OTHER) for one in cold_start.TARGETS if one != "tf-cpu")]
+)
 def test_the_single_layer_has_every_wheel_and_all_else_is_as_it_was(name: str, tmp_path: Path) -> None:
     spec = load(name)
     images_sides.OneLayer(images_sides.Tree(tmp_path, spec), "trainyard", ("base", "base")).prepare()

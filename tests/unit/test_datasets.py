@@ -28,7 +28,10 @@ def contents(folder: Path) -> dict[str, bytes]:
         (("flowers", "--form=tar", "--train=2", "--test=1"), {"train-00000.tar", "test-00000.tar"}),
         (("flowers", "--form=tfrecord", "--train=201", "--test=1"), {
             "train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"}),
-        (("text",), {"train/topics.jsonl", "train/library.jsonl", "val/topics.jsonl", "val/library.jsonl"}),
+        pytest.param(
+            ("text",), {"train/topics.jsonl", "train/library.jsonl", "val/topics.jsonl", "val/library.jsonl"},
+            marks=pytest.mark.slow("the test of its contents below"),
+        ),
     ],
 )  # fmt: skip
 def test_a_data_set_is_the_same_every_time(

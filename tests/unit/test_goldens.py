@@ -110,6 +110,8 @@ CORPORA: dict[str, Callable[[], Iterable[Case]]] = {
     "published": lambda: itertools.islice(published.corpus(), None, None, 3),
 }
 
+SLOW = pytest.mark.slow("test_corpus.py, with a quarter of these cases")
+
 
 def _verdict(case: Case, file: dict[str, Any]) -> str:
     rules = sorted({f"{one['rule']} ({one['severity']})" for one in file["findings"]})
@@ -127,7 +129,7 @@ def _verdict_on_build(case: Case, run: transcript.Run) -> str:
     return f"{case.name} | {'fails' if status else 'passes'}{'; '.join(['', *found])}"
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=SLOW if one == "published" else ()) for one in CORPORA])
 def test_the_verdicts_over_a_corpus(name: str, run: transcript.Run, update: bool) -> None:
     """A line for each case: its name, whether it passes, and the rules with their severities, or the error."""
     lines = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -139,7 +140,7 @@ def _measure(node: Node, known: dict[int, tuple[int, int]], where: str, repeated
 
 
 def parse(text: str, path: Path, repeated: Repeated | None = None) -> list[Any]:
-    """Every document of a text, as nodes that know their lines, without empty documents.
+    """Return every document of a text, as nodes that know their lines, without empty documents.
 
     Plain scalars are ``str``, quoted ones a subclass of it, so that callers can apply the rules of YAML 1.1.
 
@@ -176,12 +177,18 @@ def parse(text: str, path: Path, repeated: Repeated | None = None) -> list[Any]:
 
 
 def read(path: Path) -> CommentedMap:
-    """The one document of a YAML file, which must be a mapping.
+    """Return the one document of a YAML file, which must be a mapping. Callers share it, and do not change it.
 
     Raises:
         UserError: it cannot be read, or is something else.
     """
-    nodes = parse(text(path), path)
+    return _mapping(text(path), path)
+
+
+@functools.lru_cache(maxsize=64)
+def _mapping(text: str, path: Path) -> CommentedMap:
+    """Parse a text once: a command reads the same file again for each line that it names."""
+    nodes = parse(text, path)
     if not nodes:
         raise UserError(f"{relative(path)}: the file is empty: expected 'key: value' pairs")
     if len(nodes) != 1 or not isinstance(nodes[0], CommentedMap):
@@ -190,7 +197,7 @@ def read(path: Path) -> CommentedMap:
 
 
 def line_of(data: Any, location: Location) -> int | None:
-    """1-based line of the value at ``location``; of the nearest enclosing one if it is missing."""
+    """Return the 1-based line of the value at ``location``; of the nearest enclosing one if it is missing."""
     line: int | None = None
     for step in location:
         if isinstance(data, CommentedMap) and step in data:
@@ -204,7 +211,7 @@ def line_of(data: Any, location: Location) -> int | None:
 
 
 def plain(node: Any) -> Any:
-    """YAML nodes as plain Python values."""
+    """Return YAML nodes as plain Python values."""
     if isinstance(node, dict):
         return {str(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):

@@ -6,13 +6,11 @@ import json
 import os
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.specifiers import SpecifierSet
 
 from trainyard.common import templates
@@ -462,18 +460,10 @@ def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> Sho
     return ShortRun(args, data, next(iter(obstacles), ""))
 
 
-def _yaml(value: str | Sequence[str] | Mapping[str, str]) -> str:
-    """Return a scalar, a list or a mapping in YAML, in one line; text that would read as something else is quoted."""
-    value = value if isinstance(value, str | Mapping) else list(value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
-
-
 def text(proposal: Proposal) -> str:
     """Return the trainyard.yaml of a proposal."""
-    environment = templates.environment()
-    environment.filters["yaml"] = _yaml
-    return environment.get_template("trainyard.yaml.j2").render(vars(proposal), schema=SCHEMA, repository=NAME)
+    template = templates.environment().get_template("trainyard.yaml.j2")
+    return template.render(vars(proposal), schema=SCHEMA, repository=NAME)
 
 
 def write(folder: Path, proposal: Proposal) -> list[Path]:
