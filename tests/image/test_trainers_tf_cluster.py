@@ -92,13 +92,8 @@ def test_two_workers_give_the_same_bits_as_two_replicas_of_one_process(here: Box
     assert (pair["accuracy"], pair["test_loss"]) == (two["accuracy"], two["test_loss"])
 
 
-@pytest.mark.parametrize(
-    "instructions",
-    [
-        pytest.param(name, marks=[pytest.mark.slow("with native")] if name != "native" else [])
-        for name in INSTRUCTION_SETS
-    ],
-)
+@pytest.mark.slow("the test above, and those of two replicas of one process in test_trainers_tf.py")
+@pytest.mark.parametrize("instructions", INSTRUCTION_SETS)
 def test_the_first_step_and_test_of_two_workers_equal_those_of_one_process(
     here: Box, tmp_path: Path, instructions: str
 ) -> None:
@@ -311,7 +306,7 @@ def imagenet(folder: Path, broken: Sequence[int] = ()) -> Path:
     return folder
 
 
-@pytest.mark.slow("test_a_damaged_image_in_one_workers_share_ends_both, with the same data and workers")
+@pytest.mark.slow("test_two_workers_give_the_same_bits_as_two_replicas_of_one_process")
 def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_one_process(
     here: Box, tmp_path: Path
 ) -> None:
@@ -328,6 +323,7 @@ def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_on
     assert all(0 <= test["correct"] <= 53 and test["correct"] == round(test["correct"]) for test in tests)
 
 
+@pytest.mark.slow("test_a_killed_worker_ends_the_other_with_one_line_and_both_resume; damaged images of one process")
 def test_a_damaged_image_in_one_workers_share_ends_both(here: Box, tmp_path: Path) -> None:
     second_half = order.permutation(75, 0, 1)[8:16]  # of the first batch: worker 1 decodes it
     broken = sorted(second_half.tolist())[:2]  # one of so few is skipped

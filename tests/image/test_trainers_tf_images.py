@@ -85,6 +85,7 @@ print(json.dumps([100 * float((answer.argmax(1) == labels).mean()) for pair in p
     assert min(json.loads(loaded.lines[-1])) >= FLOOR
 
 
+@pytest.mark.slow("test_trainers_tf.py, with mnist, whose loop is the same")
 def test_flowers_resumes_within_an_epoch_with_the_same_bits(here: Box, grown: dict[str, object]) -> None:
     words = ("--datadir=/data/folder", *LEARNING, "--checkpoint-dir=/tmp/kept")
     here.trainer("tf.flowers", *words, "--num-steps=17").learned()
@@ -319,7 +320,7 @@ def test_an_image_size_below_that_of_the_models_is_one_line(here: Box) -> None:
         assert ended.code == 2 and len(ended.lines) == 1 and "needs at least 32" in ended.output, ended.output
 
 
-@pytest.mark.slow("test_flowers_resumes_within_an_epoch_with_the_same_bits, and the tests of each option above")
+@pytest.mark.slow("test_a_killed_and_resumed_run_gives_the_same_bits of mnist, and the tests of each option above")
 def test_imagenet_resumes_with_all_its_options_with_the_same_bits(here: Box, twelve: str) -> None:
     words = (f"--datadir={twelve}", "--num-classes=12", "--image-size=40", "--progressive=32", "--epochs=2",
              "--batch-size=5", "--accumulate=2", "--ema=0.5", "--cutmix=1", "--mixup=0.2")  # fmt: skip

@@ -18,6 +18,7 @@ import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from tests import examples
 from tests.claims import CLAIMS
 from tests.fakes.registry import Answer, Registry, sha256
 
@@ -190,7 +191,7 @@ def test_an_odd_answer_is_one_line(
     commands: dict[str, tuple[list[str], dict[str, str]]],
     trainyard: Command,
 ) -> None:
-    """16 answers in place of each of 4 kinds of documents."""
+    """16 answers in place of each of 4 kinds of documents; a third of them without --big, others for each command."""
     arguments, variables = commands[name]
     kept = dict(registry.manifests), dict(registry.tags), dict(registry.blobs)
     asked = set()
@@ -200,8 +201,8 @@ def test_an_odd_answer_is_one_line(
         return trainyard(*arguments, **variables)
 
     assert run()[0] == 0
-    for kind, chosen in KINDS.items():
-        for what, change in ODD.items():
+    for number, (kind, chosen) in enumerate(KINDS.items(), COMMANDS.index(name)):
+        for what, change in list(ODD.items()) if examples.ALL else list(ODD.items())[number % 3 :: 3]:
 
             def answer(method: str, path: str, given: Answer) -> Answer:
                 if method == "GET" and given.status == 200 and chosen(path):  # noqa: B023
