@@ -97,6 +97,10 @@ def test_where_compiling_fails_a_line_says_so_and_the_steps_are_the_eager_ones(h
 def test_compiled_steps_of_two_processes_learn_what_eager_ones_do(here: Box) -> None:
     """The graph of DistributedDataParallel, which has a part for each bucket of gradients."""
     run = (*IMAGENET, "--num-cores=2", "--batch-size=4", "--precision=fp32")
-    eager, graph = (here.trainer("torch.imagenet", *run, *more).learned() for more in ((), ("--compile=on",)))
-    assert eager["weights_sha256"] != graph["weights_sha256"], "the graph rounds otherwise"
-    assert abs(eager["loss_first"] - graph["loss_first"]) < 1e-3
+    eager = here.trainer("torch.imagenet", *run).learned()
+    graph = here.trainer("torch.imagenet", *run, "--compile=on", TORCHINDUCTOR_CACHE_DIR="/home/trainer/graph")
+    assert "training without it" not in graph.output, graph.output
+    # On some CPUs the graph rounds as the eager steps do: what was compiled shows that it ran, not the weights.
+    made = here.python("import pathlib; print(len(list(pathlib.Path('/home/trainer/graph').rglob('*.so'))))")
+    assert int(made.lines[-1]) > 0, graph.output
+    assert abs(eager["loss_first"] - graph.learned()["loss_first"]) < 1e-3
