@@ -110,7 +110,7 @@ CORPORA: dict[str, Callable[[], Iterable[Case]]] = {
     "published": lambda: itertools.islice(published.corpus(), None, None, 3),
 }
 
-SLOW = pytest.mark.slow("test_corpus.py, with a quarter of these cases")
+SLOW = pytest.mark.slow("test_corpus.py, with these cases or a quarter of them")
 
 
 def _verdict(case: Case, file: dict[str, Any]) -> str:
@@ -129,7 +129,9 @@ def _verdict_on_build(case: Case, run: transcript.Run) -> str:
     return f"{case.name} | {'fails' if status else 'passes'}{'; '.join(['', *found])}"
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=SLOW if one == "published" else ()) for one in CORPORA])
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=SLOW if one in ("kubernetes", "published") else ()) for one in CORPORA]
+)
 def test_the_verdicts_over_a_corpus(name: str, run: transcript.Run, update: bool) -> None:
     """A line for each case: its name, whether it passes, and the rules with their severities, or the error."""
     lines = []

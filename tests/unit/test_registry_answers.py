@@ -233,7 +233,7 @@ def test_an_odd_document_that_is_attached_is_one_line(
     image = put(registry, "another")
     arguments, variables = commands[name]
     arguments = [one.replace(registry.tags["image"], image.digest) for one in arguments]
-    for change in ODD.values():
+    for change in list(ODD.values())[:: 1 if examples.ALL else 2]:
         odd = Answer(200, json.dumps(SBOM).encode(), {})
         change(odd)
         referrers.attach(place, image, [statements.artifact(odd.body, kind, predicates.TYPES["sbom"])])
