@@ -6,6 +6,9 @@ In the cpu image. ``TINY`` learns in seconds; most runs are in fp32 with one thr
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ import pytest
 from tests.image.trainer_box import PYTHON, Box, Ended, box
 from trainyard.sandbox.datasets import text
 from trainyard.sandbox.fakes import storage
+from trainyard.spec.model import load
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.big("cpu")]
 
@@ -21,6 +25,7 @@ TINY = ("--device=cpu", "--precision=fp32", "--layers=2", "--width=32", "--heads
         "--max-steps=20", "--eval-steps=10", "--eval-tokens=5000", "--warmup-steps=5", "--sample-tokens=0",
         "--log-steps=1", "--cache-dir=/tmp/packed")  # fmt: skip
 PORT = 8767
+TRANSFORMERS = "transformers==5.24.0"
 #: The largest difference of two losses whose sums of float32 had another order: 2**-24 for each of the 32 terms of a
 #: sum in the model, relative to a loss of about 6, with a factor of 2 for what the steps add; see trainer_box.
 CLOSE = 2.0**-24 * 32 * 6 * 2
@@ -33,8 +38,20 @@ def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
         yield started
 
 
-def gpt(here: Box, *words: str) -> Ended:
-    return here.trainer("torch.gpt", *TINY, "--datadir=/data/text", *words)
+@pytest.fixture(scope="module")
+def hugging_face(here: Box, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Add transformers, which no image of the catalogue has, to the container; the variables with which it is found."""
+    folder = tmp_path_factory.mktemp("hugging-face")
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", f"--target={folder}", "--only-binary=:all:"]
+    python = f"--python-version={load('cpu').python_version}"
+    subprocess.run([*command, python, "--python-platform=x86_64-manylinux_2_28", TRANSFORMERS], check=True)
+    for numpy in folder.glob("numpy*"):
+        shutil.rmtree(numpy)  # the image has another version, which torch uses
+    return {"PYTHONPATH": here.put(folder, "hugging-face"), "HF_HUB_OFFLINE": "1"}
+
+
+def gpt(here: Box, *words: str, **environment: str) -> Ended:
+    return here.trainer("torch.gpt", *TINY, "--datadir=/data/text", *words, **environment)
 
 
 def one_line(ended: Ended) -> str:
@@ -204,12 +221,10 @@ print(json.dumps({name: list(value.shape) for name, value in load_file("/tmp/exp
     assert ("lm_head.weight" in names) != tied and len(names) == 2 * 9 + 2 + (not tied)
 
 
-def test_the_exported_model_gives_the_logits_of_transformers(here: Box) -> None:
-    """In an image that has transformers; the images of the catalogue do not."""
-    if here.python("import transformers").code:
-        pytest.skip("the image has no transformers")
+def test_the_exported_model_gives_the_logits_of_transformers(here: Box, hugging_face: dict[str, str]) -> None:
     gpt(here, "--kv-heads=1", "--export-dir=/tmp/hf").learned()
-    compared = here.python("""
+    compared = here.python(
+        """
 import json, torch
 from safetensors.torch import load_file
 from trainers.torch.gpt import GPT, Config
@@ -223,16 +238,20 @@ with torch.no_grad():
     print((LlamaForCausalLM.from_pretrained("/tmp/hf")(idx).logits - ours(idx)).abs().max().item())
 words = AutoTokenizer.from_pretrained("/tmp/hf")
 assert words("naïve ☃")["input_ids"] == list("naïve ☃".encode()) and words.decode(list("naïve ☃".encode())) == "naïve ☃"
-""")
+""",
+        **hugging_face,
+    )
     assert compared.code == 0 and float(compared.lines[-1]) < 1e-5, compared.output
 
 
-def test_a_tokenizer_file_trains_and_is_exported(here: Box) -> None:
-    if here.python("import tokenizers").code:
-        ended = gpt(here, "--tokenizer=/tmp/none.json")
-        assert "--tokenizer needs the package tokenizers: pip install tokenizers" in one_line(ended)
-        return
-    made = here.python("""
+def test_a_tokenizer_file_without_its_package_is_one_line(here: Box) -> None:
+    ended = gpt(here, "--tokenizer=/tmp/none.json")
+    assert "--tokenizer needs the package tokenizers: pip install tokenizers" in one_line(ended)
+
+
+def test_a_tokenizer_file_trains_and_is_exported(here: Box, hugging_face: dict[str, str]) -> None:
+    made = here.python(
+        """
 from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers
 made = Tokenizer(models.BPE())
 made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -240,9 +259,12 @@ trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], 
                               initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 made.train(["/data/text/val/topics.jsonl"], trainer)
 made.save("/tmp/tokenizer.json")
-""")
+""",
+        **hugging_face,
+    )
     assert made.code == 0, made.output
-    gpt(here, "--tokenizer=/tmp/tokenizer.json", "--export-dir=/tmp/words", "--sample-tokens=5").learned()
+    words = ("--tokenizer=/tmp/tokenizer.json", "--export-dir=/tmp/words", "--sample-tokens=5")
+    gpt(here, *words, **hugging_face).learned()
     assert json.loads(here.run("cat", "/tmp/words/config.json").output)["vocab_size"] == 320
 
 
