@@ -174,6 +174,7 @@ def test_a_quiet_build_is_retried_after_a_transient_error(
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.setattr(docker_engine, "_PAUSES", (0, 0))
     with pytest.raises(StepFailed, match=f"'docker buildx build' failed: ERROR: {words}"):
         docker_engine.buildx("build", ".")
     assert (tmp_path / "calls").read_text().count("called") == attempts

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,11 +289,14 @@ def test_each_target_that_ends_is_a_line_and_the_moving_line_has_the_others(
 @pytest.mark.parametrize("words", [
     "failed to solve: no active sessions",
     'failed to solve: failed to prepare extraction snapshot "extract-1 sha256:0": parent does not exist: not found',
+    "failed to solve: not found",
+    "failed to solve: failed to get edge: inconsistent graph state",
 ])  # fmt: skip
 def test_transient_errors_of_a_build_are_retried_and_no_others(
     monkeypatch: pytest.MonkeyPatch, words: str, engine_builds: None
 ) -> None:
-    """The session of a shared step ended with another build; the engine garbage-collected a snapshot."""
+    """Two builds shared a step, and one of them ended; or the engine garbage-collected what a build had just found."""
+    waited: list[float] = []
     said = [f"ERROR: {words}"]
     started: list[list[str]] = []
 
@@ -302,10 +306,14 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(
 
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(docker_engine, "client", lambda: None)
+    monkeypatch.setattr(time, "sleep", waited.append)
     with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
         buildx.bake("tf-cpu", [], name="")
-    assert len(started) == 3
+    assert (len(started), waited) == (3, [1, 5])
     said[:] = ["ERROR: failed to solve: hash mismatch"]
     with pytest.raises(StepFailed, match="hash mismatch"):
         buildx.bake("tf-cpu", [], name="")
-    assert len(started) == 4
+    said[:] = ["ERROR: failed to solve: base:1: not found"]
+    with pytest.raises(StepFailed, match="base:1: not found"):
+        buildx.bake("tf-cpu", [], name="")
+    assert (len(started), len(waited)) == (5, 2)

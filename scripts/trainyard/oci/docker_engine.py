@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -34,11 +35,17 @@ ENGINE_BUILDER = "default"
 
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
-#: engine garbage-collected a snapshot that the build had just found, after other images were removed.
-_TRANSIENT_ERRORS = re.compile(r"no active sessions|failed to prepare extraction snapshot .*: not found")
+#: engine garbage-collected a snapshot that the build had just found, after other images were removed; the third: the
+#: same of content. The fourth: equal steps of two builds were merged, and the build that had them first has ended:
+#: https://github.com/moby/buildkit/issues/2303
+_TRANSIENT_ERRORS = re.compile(
+    r"no active sessions|failed to prepare extraction snapshot .*: not found|failed to solve: not found$"
+    r"|inconsistent graph state",
+    re.MULTILINE,
+)
 
-#: How many times a build is started if it fails with a transient error.
-_MAX_ATTEMPTS = 3
+#: Seconds before a build that failed with a transient error is started again, so that the other build gets further.
+_PAUSES = (1, 5)
 
 #: The line in which scripts/install-engine.sh or scripts/setup-emulation.sh says why it ends.
 _SCRIPT_ERROR = re.compile(r"(?:engine|emulation): error: (.*)")
@@ -271,11 +278,13 @@ def drop_cached(records: set[str], *, builder: str = ENGINE_BUILDER) -> None:
 
 
 def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    """Return the result of ``run``, which runs a build and is called again after a transient error."""
-    for _ in range(_MAX_ATTEMPTS):
-        ended = run()
+    """Return the result of ``run``, which runs a build; wait and call it again after a transient error."""
+    ended = run()
+    for pause in _PAUSES:
         if not ended.returncode or not _TRANSIENT_ERRORS.search(ended.stderr or ""):
             break
+        time.sleep(pause)
+        ended = run()
     return ended
 
 
