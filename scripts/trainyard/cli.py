@@ -32,7 +32,7 @@ GROUPS = {
     "build": "Build and check images",
     "publish": "Publish images",
     "jobs": "Run jobs",
-    "shell": "Set up your machine, shell and editor",
+    "shell": "Set up and clean up",
     "project": "Work on this project",
 }
 

@@ -7,7 +7,7 @@ import click
 from trainyard.common import options
 from trainyard.common.context import Context
 
-GROUP = "project"
+GROUP = "shell"
 
 
 @options.command(
