@@ -135,6 +135,10 @@ print(json.dumps(count(probabilities, labels, {MNIST_FORWARD * FLOAT32})))
     assert abs(right - round(float(str(pair["accuracy"])) * 3.6)) <= close, "360 digits; only near ties may differ"
 
 
+@pytest.mark.slow(
+    "test_sigterm_during_slow_steps_saves_within_five_seconds and test_a_killed_worker_ends_the_other_with_one_line_and"
+    "_both_resume"
+)
 def test_sigterm_to_one_worker_stops_both_at_the_same_step(here: Box, pair: dict[str, object]) -> None:
     words = f"{FP32} --epochs=8 --checkpoint-dir=/tmp/termed --log-steps=1 --steps-per-execution=1"
     chief, other = signalled(here, 25611, words, victim=1, signal="TERM", at="Epoch=2 Step=2")
