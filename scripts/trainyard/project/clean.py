@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 TEMPORARY_SUFFIXES = ("-candidate", "-fetched", "-reproduce", "-provenance")
 
 #: Local repositories that commands and tests tag images in.
-REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-builder", "tpu-worker")))
+REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-builder", "registry", "tpu-worker")))
 
 
 def leftovers() -> list[str]:
