@@ -361,3 +361,77 @@ def test_the_commit_and_its_time_can_be_set(installed: Path, monkeypatch: pytest
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(UserError, match="not a number of seconds"):
         plan.source_date_epoch()
+
+
+@pytest.fixture
+def with_trainers(write_locked_spec: WriteSpec, spec_text: str) -> Path:
+    """The folder of an image with a trainer of its own, in the folder ``training``."""
+    text = spec_text.replace("default: mnist", "default: words, folder: training").replace(
+        "trainer: mnist", "trainer: words"
+    )
+    folder = Path(write_locked_spec(spec_text))
+    (folder / "training").mkdir()
+    (folder / "training" / "words.py").touch()
+    (folder / "image.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def extending(folder: Path) -> model.Spec:
+    child = folder.parent / "child"
+    child.mkdir()
+    (child / "image.yaml").write_text(f"extends: {folder}/\nsummary: With one more variable\nenvironment: {{A: b}}\n")
+    (child / locks.FILE).write_bytes((folder / locks.FILE).read_bytes())
+    return model.load(str(child))
+
+
+def version(folder: Path) -> model.Spec:
+    (folder / "2.20").mkdir()
+    (folder / "2.20" / "version.yaml").write_text("packages: [tensorflow-cpu==2.20.0]\n", encoding="utf-8")
+    (folder / "2.20" / locks.FILE).write_bytes((folder / locks.FILE).read_bytes())
+    return model.load(str(folder / "2.20"))
+
+
+def repository(folder: Path) -> model.Spec:
+    own = folder.parent / "repository"
+    own.mkdir()
+    (own / "trainyard.yaml").write_text("extends: mine\nrun: python train.py\n", encoding="utf-8")
+    return model.load(str(own))
+
+
+@pytest.mark.parametrize("made_of", [lambda folder: model.load(str(folder)), extending, version, repository],
+                         ids=["image", "extending", "version", "repository"])  # fmt: skip
+def test_trainers_of_a_folder_are_those_of_every_image_made_of_that_image(
+    made_of: Callable[[Path], model.Spec], with_trainers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_folders", lambda: {"mine": with_trainers})
+    spec = made_of(with_trainers)
+    assert spec.trainer_commands()["words"][-1] == "/opt/trainyard/own/words.py"
+    assert dockerfile.contexts(spec)["own-trainers"] == str(with_trainers / "training")
+    if spec.folder == with_trainers:
+        text = dockerfile.rendered(spec)[spec.dockerfile("default")]
+        assert "COPY --from=own-trainers . /out/opt/trainyard/own\n" in text
+
+
+def test_trainers_of_a_folder_of_the_catalogue_are_in_the_main_build_context(
+    with_trainers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dockerfile, "IMAGES", with_trainers.parent)
+    spec = model.load(str(with_trainers))
+    assert dockerfile.contexts(spec) == {}
+    found = dockerfile.own_trainers(spec)
+    assert found and (found.inside, found.copy) == (True, f"{with_trainers}/training/")
+
+
+def test_a_change_of_a_trainer_of_a_folder_is_a_change_of_the_image(
+    with_trainers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a", "b"):
+        (with_trainers / "training" / folder).mkdir()
+        (with_trainers / "training" / folder / "data.txt").write_text(folder, encoding="utf-8")
+    monkeypatch.setattr(model, "_folders", lambda: {"mine": with_trainers})
+    spec = extending(with_trainers)
+    dockerfile.write(dockerfile.rendered(spec))
+    before = plan.inputs(spec, "default")
+    (with_trainers / "training" / "b" / "data.txt").write_text("other", encoding="utf-8")
+    after = plan.inputs(spec, "default")
+    assert {name for name in before if before[name] != after[name]} == {"training/b/data.txt"}

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -428,6 +429,20 @@ def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, m
     assert origin(spec).contents == before.contents
     relock(write("tqdm\n"), upgrade=True)
     assert origin(spec).contents == "5e6f7a8b"
+
+
+def test_trainers_of_a_targets_folder_are_contents_wherever_the_checkout_is(
+    write_locked_spec: Callable[[str], str], spec_text: str, tmp_path: Path
+) -> None:
+    first = Path(write_locked_spec(spec_text))
+    (first / "training").mkdir()
+    (first / "training" / "words.py").touch()
+    text = spec_text.replace("default: mnist", "default: mnist, folder: training")
+    (first / "image.yaml").write_text(text, encoding="utf-8")
+    second = shutil.copytree(first, tmp_path / "other" / "mine")
+    one, other = (model.load(str(folder)) for folder in (first, second))
+    assert first / "training" / "words.py" in set(repository_lock._contributed(one))
+    assert repository_lock._settings(one) == repository_lock._settings(other)
 
 
 def test_the_hash_of_contents_changes_with_what_reaches_an_image(

@@ -131,15 +131,23 @@ def source(folder: Path, context: str) -> Source:
 
 
 def own_source(spec: Spec) -> Source:
-    """Source of what an image's own folder contributes: its trainers, or what is built from a user's repository."""
+    """Return the source of what is built from a user's repository."""
     return source(spec.build_folder, "own-files")
 
 
+def own_trainers(spec: Spec) -> Source | None:
+    """Return the source of an image's own trainers; None if it has none."""
+    return source(spec.own_trainers, "own-trainers") if spec.own_trainers else None
+
+
 def contexts(spec: Spec) -> dict[str, str]:
-    """Named build contexts of a spec outside the catalogue: name -> folder."""
-    own = own_source(spec)
-    used = spec.build_folder != spec.folder or spec.trainers.folder
-    return {own.context: from_root(spec.build_folder)} if own.context and used else {}
+    """Return name -> folder of the named build contexts, which hold what is outside the catalogue."""
+    named = {}
+    if spec.build_folder != spec.folder:
+        named[own_source(spec).context] = spec.build_folder
+    if spec.own_trainers and (trainers := own_trainers(spec)):
+        named[trainers.context] = spec.own_trainers
+    return {context: from_root(folder) for context, folder in named.items() if context}
 
 
 def from_root(path: Path, root: Path = ROOT) -> str:
@@ -204,7 +212,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "own_source": own_source(spec),
         "wheel_layers": wheels(spec, index),
         "trainers_package": spec.trainers.package if spec.has_trainers else "",
-        "own_trainers": spec.trainers.folder or "",
+        "own_trainers": own_trainers(spec),
         "target": spec.target,
         "base": base,
         "base_name": spec.base,

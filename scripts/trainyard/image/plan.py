@@ -88,8 +88,8 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
     or code.
     """
     paths = [spec.dockerfile(index), *_files(ROOT / "trainers"), *_files(ROOT / "launcher")]
-    if spec.trainers.folder:
-        paths += _files(spec.folder / spec.trainers.folder)
+    if spec.own_trainers:
+        paths += _files(spec.own_trainers)
     if spec.has_code:
         paths.append(spec.build_folder / "code.tar")
     sections = {f"{FILE} [{kind}]": text.encode() for kind, text in sorted(spec.locked(index).texts.items())}
@@ -126,7 +126,8 @@ def _input_name(spec: Spec, path: Path) -> str:
     """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
     if any(path.is_relative_to(ROOT / shared) for shared in ("trainers", "launcher")):
         return str(path.relative_to(ROOT))
-    return str(path.relative_to(spec.folder)) if path.is_relative_to(spec.folder) else path.name
+    folders = [spec.folder, *([spec.own_trainers.parent] if spec.own_trainers else [])]
+    return next((str(path.relative_to(folder)) for folder in folders if path.is_relative_to(folder)), path.name)
 
 
 def other_pythons(spec: Spec) -> list[str]:

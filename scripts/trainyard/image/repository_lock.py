@@ -77,14 +77,16 @@ def _settings(parent: Spec) -> dict[str, Any]:
     )
     # Those of a base are recorded in trainyard.lock.
     about["framework"]["packages"] = [] if parent.framework_in_base else parent.packages
+    about["trainers"]["folder"] = None  # its files count, wherever it is
     return about
 
 
 def _contributed(parent: Spec) -> Iterator[Path]:
     for pattern in _TEMPLATES:
         yield from sorted((ROOT / "templates").glob(pattern))
-    for folder in ("launcher", "trainers/common", f"trainers/{parent.trainers.package}"):
-        files = (ROOT / folder).rglob("*")
+    folders = [ROOT / name for name in ("launcher", "trainers/common", f"trainers/{parent.trainers.package}")]
+    for folder in (*folders, *([parent.own_trainers] if parent.own_trainers else [])):
+        files = folder.rglob("*")
         yield from sorted(one for one in files if one.is_file() and "__pycache__" not in one.parts)
     yield ROOT / "trainers" / "__init__.py"
     yield IMAGES / "uv.lock"

@@ -74,7 +74,11 @@ PinOrSet = Annotated[str, AfterValidator(_pin_or_set)]
 
 
 class Trainers(Strict):
-    """The trainers of the image: the files of trainers/<package>/, and those of a folder of the spec."""
+    """The trainers of the image: the files of trainers/<package>/, and those of a folder.
+
+    Attributes:
+        folder: relative to the image.yaml that names it; in a :class:`Spec`, the whole path, which others inherit.
+    """
 
     package: Annotated[str, AfterValidator(_trainer_package)]
     default: str
@@ -431,14 +435,19 @@ class Spec(_Document):
         """The entry of images/indexes.yaml that the framework comes from; None for the default index."""
         return None if self.framework.index == "default" else indexes()[self.framework.index]
 
+    @property
+    def own_trainers(self) -> Path | None:
+        """Return the folder of the trainers that it has in addition to the reference trainers; None if it has none."""
+        return Path(self.trainers.folder) if self.trainers.folder else None
+
     def trainer_commands(self) -> dict[str, list[str]]:
         """Trainer name -> the command the launcher starts, as image.json holds it."""
         files = _trainer_files(ROOT / "trainers" / self.trainers.package) if self.has_trainers else []
         commands = {
             path.stem: [self.kind.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"] for path in files
         }
-        if self.trainers.folder:
-            for path in _trainer_files(self.folder / self.trainers.folder):
+        if self.own_trainers:
+            for path in _trainer_files(self.own_trainers):
                 commands[path.stem] = [self.kind.python, f"/opt/trainyard/own/{path.name}"]
         commands |= {workspace.COMMAND: self.run} if self.run else {}
         return dict(sorted(commands.items()))
@@ -751,8 +760,11 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
         above["budget"] = {"size": f"{parent.budget.size} B"}
         plain = _merge(above, plain) | {key: plain[key] for key in ("platforms",) if key in plain}
     document = validated(path, _Document, data, plain)
+    values = {name: getattr(document, name) for name in _Document.model_fields}
+    if document.trainers.folder:
+        values["trainers"] = document.trainers.model_copy(update={"folder": str(folder / document.trainers.folder)})
     spec = Spec(
-        **{name: getattr(document, name) for name in _Document.model_fields},
+        **values,
         target=folder.name,
         folder=folder,
         framework_of=framework_of,
@@ -815,8 +827,8 @@ def _check_references(spec: Spec, data: CommentedMap) -> None:
             f"unknown target '{spec.fallback_for}'{nearest(spec.fallback_for, known)}; valid: {', '.join(known)}",
         )
     _check_framework(spec, refuse)
-    if spec.trainers.folder and not (spec.folder / spec.trainers.folder).is_dir():
-        refuse(("trainers", "folder"), f"no folder {relative(spec.folder / spec.trainers.folder)}")
+    if spec.own_trainers and not spec.own_trainers.is_dir():
+        refuse(("trainers", "folder"), f"no folder {relative(spec.own_trainers)}")
     trainers = spec.trainer_commands()
     for location, name in (
         (("trainers", "default"), spec.trainers.default),
