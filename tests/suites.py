@@ -68,7 +68,9 @@ def _beside_each_other(commands: Iterable[list[str]]) -> Iterator[int]:
         started: list[tuple[subprocess.Popen[bytes], IO[bytes] | None]] = []
         for command in commands:
             output = stack.enter_context(tempfile.TemporaryFile()) if started else None
-            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output))
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            # After Ctrl-C, the context of a Popen does not wait for its process.
+            stack.callback(process.wait)
             stack.callback(process.terminate)
             started.append((process, output))
         for process, written in started:
