@@ -10,13 +10,14 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+import docker.errors
 import pytest
 from tests.unit.test_verify import changed, good
 
 from trainyard.common.settings import state_folder
 from trainyard.lint.image import contents, core, evidence
 from trainyard.lint.image.evidence import Evidence, Expected, expected
-from trainyard.oci import layer_contents, layers
+from trainyard.oci import docker_engine, layer_contents, layers
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.spec import state
 
@@ -205,3 +206,17 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
     assert same_inputs is not None and list(same_inputs.layers) == [LOWER]
     monkeypatch.setattr(evidence.plan, "content_hash", lambda *_: "ffffffff")
     assert expected(spec, OTHER) is None, "the spec has changed since"
+
+
+def test_an_image_of_which_the_engine_creates_no_container_is_not_readable_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller then reads the blobs. Docker 26 refuses one for another platform that it has never unpacked."""
+
+    class Engine:
+        containers = property(lambda self: self)
+
+        def create(self, *_: object, **__: object) -> None:
+            raise docker.errors.APIError("", explanation="mismatched image rootfs and manifest layers")
+
+    monkeypatch.setattr(docker_engine, "client", Engine)
+    with layer_contents.folders("mine:1", 2) as folders:
+        assert folders == []

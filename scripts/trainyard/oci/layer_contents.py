@@ -88,18 +88,19 @@ def folders(reference: str, count: int) -> Iterator[list[Path]]:
     with contextlib.ExitStack() as undo:
         lower: list[Path] = []
         for python in PYTHONS:
-            container = docker_engine.client().containers.create(
-                reference,
-                ["-c", "import time; time.sleep(600)"],
-                entrypoint=[python],
-                network_mode="none",
-                read_only=True,
-                labels=docker_engine.resource_labels("verify"),
-            )
-            undo.callback(container.remove, force=True)
             try:
+                # Docker 26 creates none of an image of another platform with zstd layers that it has never unpacked.
+                container = docker_engine.client().containers.create(
+                    reference,
+                    ["-c", "import time; time.sleep(600)"],
+                    entrypoint=[python],
+                    network_mode="none",
+                    read_only=True,
+                    labels=docker_engine.resource_labels("verify"),
+                )
+                undo.callback(container.remove, force=True)
                 container.start()
-            except docker.errors.APIError:  # no such program
+            except docker.errors.APIError:  # or no such program
                 continue
             container.reload()
             lower = _lower(int(container.attrs["State"]["Pid"]))[:count]
