@@ -89,7 +89,8 @@ def folders(reference: str, count: int) -> Iterator[list[Path]]:
         lower: list[Path] = []
         for python in PYTHONS:
             try:
-                # Docker 26 creates none of an image of another platform with zstd layers that it has never unpacked.
+                # Docker 26 cannot unpack zstd layers that have Docker's media type, and does not unpack an image for
+                # another platform when it is built: https://github.com/docker/cli/issues/5011
                 container = docker_engine.client().containers.create(
                     reference,
                     ["-c", "import time; time.sleep(600)"],
