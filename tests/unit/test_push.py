@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import re
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.common.errors import StepFailed
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import platform_index, promotion, publish
@@ -136,6 +138,44 @@ def test_transient_errors_of_a_registry_are_retried() -> None:
         repository.put(Manifest.stored(b"{}", "application/vnd.oci.image.manifest.v1+json"), "tag")
         server.shutdown()
     assert bodies == [b"{}"] * 3
+
+
+REFUSED = (
+    'failed commit on ref "manifest-sha256:01": unexpected status from PUT request to '
+    "http://localhost:5000/v2/team/trainyard/manifests/big: 400 Bad Request"
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "calls", "words"),
+    [
+        ([REFUSED, REFUSED, ""], 3, ""),
+        ([REFUSED, REFUSED, REFUSED], 3, "400 Bad Request"),
+        (["unauthorized: authentication required"], 1, "refuses the credentials"),
+    ],
+    ids=["blobs that another push sends", "a manifest that stays refused", "credentials"],
+)
+def test_a_push_is_repeated_if_another_still_sends_its_blobs(
+    monkeypatch: pytest.MonkeyPatch, errors: list[str], calls: int, words: str
+) -> None:
+    answers = iter(errors)
+    started: list[str] = []
+
+    class Engine:
+        api = property(lambda self: self)
+
+        def push(self, name: str, *_: object, **__: object) -> list[dict[str, str]]:
+            started.append(name)
+            error = next(answers)
+            return [{"id": "a", "status": "Pushed"}, {"error": error} if error else {"id": "b", "status": "Pushed"}]
+
+    monkeypatch.setattr(registry.docker_engine, "client", Engine)
+    monkeypatch.setattr(registry, "_PUSH_AGAIN", (0, 0))
+    pushed: list[tuple[str, str]] = []
+    with pytest.raises(StepFailed, match=words) if words else contextlib.nullcontext():
+        pushed.extend(registry.push("localhost:5000/team/trainyard:big"))
+    assert started == ["localhost:5000/team/trainyard"] * calls
+    assert pushed == [("a", "uploaded")] + ([] if words else [("b", "uploaded")])
 
 
 class Tags:

@@ -21,7 +21,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -64,6 +64,13 @@ _MOST_PAGES = 10_000
 
 #: Seconds between reading a tag again and again that is not what was written: a cache may answer once.
 _READ_AGAIN = (0.0, 0.3, 1.0)
+
+#: The error of Docker 26 if it pushes an image to one place twice at a time: the second push leaves blobs to the first,
+#: and sends its manifest before they have arrived.
+_BLOBS_ON_THEIR_WAY = re.compile(r"unexpected status from PUT request to \S+/manifests/\S+: 400 ")
+
+#: Seconds before a push that failed with that error is repeated. Blobs that arrived are not resent.
+_PUSH_AGAIN = (2, 10)
 
 #: Error text of the engine or a registry -> what it means for the user. The first match wins; {} is the registry.
 _MEANINGS = [
@@ -178,13 +185,24 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
     """
     destination = Reference.parse(reference)
     done: set[str] = set()
+    for pause in (*_PUSH_AGAIN, None):
+        failed = yield from _push(destination, reference, done)
+        if not failed:
+            return
+        if pause is None or not _BLOBS_ON_THEIR_WAY.search(failed):
+            raise StepFailed(meaning(failed, reference))
+        time.sleep(pause)
+
+
+def _push(destination: Reference, reference: str, done: set[str]) -> Generator[tuple[str, str], None, str]:
+    """Do :func:`push` once, except for the blobs in ``done``, to which the others are added; return the error."""
     with _explained(reference):
         events: Iterator[dict[str, Any]] = docker_engine.client().api.push(
             destination.name, destination.tag or "latest", stream=True, decode=True
         )
         for event in events:
             if "error" in event:
-                raise StepFailed(meaning(str(event["error"]), reference))
+                return str(event["error"])
             status, blob = str(event.get("status", "")), str(event.get("id", ""))
             if not blob or blob in done:
                 continue
@@ -194,6 +212,7 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
             elif "lready exists" in status or status.startswith("Mounted from"):
                 done.add(blob)
                 yield blob, "exists"
+    return ""
 
 
 @dataclass(frozen=True)
