@@ -78,7 +78,7 @@ def test_a_log_is_followed_until_its_container_ends_or_its_deadline(small: str) 
 
 
 def test_files_are_read_out_of_containers_and_images(small: str) -> None:
-    before = left(os.getpid())  # tests of other files, in the same process
+    before = left(os.getpid())  # by tests of other files in the same process
     with Sandbox("test", network="none") as sandbox:
         box = sandbox.create(small, ["sleep", "600"], files=containers.archive({"a/b": b"x" * 100_000}))
         assert containers.read_file(box, "/a/b") == b"x" * 100_000
@@ -88,7 +88,7 @@ def test_files_are_read_out_of_containers_and_images(small: str) -> None:
         box.start()
         assert containers.wait(box, 0) is None
         status, seconds = containers.stop(box, 1)
-        assert (status, seconds >= 1) == (137, True), "PID 1 of a shell ignores SIGTERM"
+        assert (status, 1 <= seconds < 30) == (137, True), "PID 1 of a shell ignores SIGTERM"
     image = docker_engine.client().images.get(small)
     assert list(containers.files_of(image, "/usr/lib/os-release", "/none")) == ["/usr/lib/os-release"]
     assert left(os.getpid()).keys() <= before.keys()

@@ -40,7 +40,7 @@ def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def hugging_face(here: Box, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Add transformers, which no image of the catalogue has, to the container; the variables with which it is found."""
+    """Add transformers, which no image of the catalogue has, to the container; return Python's variables for it."""
     folder = tmp_path_factory.mktemp("hugging-face")
     command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", f"--target={folder}", "--only-binary=:all:"]
     python = f"--python-version={load('cpu').python_version}"

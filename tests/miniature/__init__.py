@@ -62,8 +62,8 @@ accelerator: tpu
 """,
 }
 
-#: Names of the versions and repositories that tests make of those targets.
-MADE_OF_THEM = ("mini-2.8", "mini-compiler", "mini-older")
+#: Names of the versions of those targets, and of the repositories that extend them, in tests.
+DERIVED = ("mini-2.8", "mini-compiler", "mini-older")
 
 #: Appended to images/indexes.yaml.
 INDEX = "miniature:\n  url: {url}\n  packages: [torch, torch-xla, libtpu]\n"
@@ -152,7 +152,7 @@ def checkout(folder: Path, address: str) -> Iterator[Miniature]:
 
 
 def remove_images() -> None:
-    """Remove the images of all targets above, and of what is made of them, from the engine."""
-    for name in (*TARGETS, *MADE_OF_THEM):
+    """Remove the images of all targets above, their versions and repositories from the engine."""
+    for name in (*TARGETS, *DERIVED):
         for image in docker_engine.images(label=f"io.trainyard.target={name}"):
             docker_engine.client().images.remove(str(image.id), force=True)

@@ -63,7 +63,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state folder with the records of two targets."""
+    """Write the records of two targets; return the state folder."""
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     for target in ("xla", "cpu"):
         (tmp_path / "state" / target).mkdir(parents=True)
@@ -77,7 +77,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("xla",), ["trainyard:xla", "trainyard:xla-2.9.0-20261126-1234abcd", "trainyard:xla-candidate"], {"cpu"}),
         (("--all",), [name for name in IMAGES if name.startswith(("trainyard:", "trainyard-"))], set()),
     ],
-    ids=["nothing", "target", "all"],
+    ids=["no option", "target", "all"],
 )
 def test_images_and_records_are_removed_as_asked(
     words: tuple[str, ...], removed: list[str], records: set[str], engine: Engine, state: Path, trainyard: Command

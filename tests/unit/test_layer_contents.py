@@ -208,8 +208,8 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
     assert expected(spec, OTHER) is None, "the spec has changed since"
 
 
-def test_an_image_of_which_the_engine_creates_no_container_is_not_readable_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller then reads the blobs. Docker 26 refuses one for another platform that it has never unpacked."""
+def test_layers_are_not_readable_in_place_if_the_engine_creates_no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker 26 refuses images for another platform that it has never unpacked. The caller then reads the blobs."""
 
     class Engine:
         containers = property(lambda self: self)

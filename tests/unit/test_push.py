@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def test_a_push_is_repeated_if_another_still_sends_its_blobs(
 ) -> None:
     answers = iter(errors)
     started: list[str] = []
+    waited: list[float] = []
 
     class Engine:
         api = property(lambda self: self)
@@ -170,11 +172,12 @@ def test_a_push_is_repeated_if_another_still_sends_its_blobs(
             return [{"id": "a", "status": "Pushed"}, {"error": error} if error else {"id": "b", "status": "Pushed"}]
 
     monkeypatch.setattr(registry.docker_engine, "client", Engine)
-    monkeypatch.setattr(registry, "_PUSH_AGAIN", (0, 0))
+    monkeypatch.setattr(time, "sleep", waited.append)
     pushed: list[tuple[str, str]] = []
     with pytest.raises(StepFailed, match=words) if words else contextlib.nullcontext():
         pushed.extend(registry.push("localhost:5000/team/trainyard:big"))
     assert started == ["localhost:5000/team/trainyard"] * calls
+    assert waited == [2, 10][: calls - 1]
     assert pushed == [("a", "uploaded")] + ([] if words else [("b", "uploaded")])
 
 

@@ -110,10 +110,12 @@ class Source:
     """Where a Dockerfile copies a folder's files from: the main build context or a named one.
 
     Attributes:
+        folder: the folder.
         copy: text between COPY and a file's name.
         context: name of the build context; empty for the main one.
     """
 
+    folder: Path
     copy: str
     context: str = ""
 
@@ -126,8 +128,8 @@ class Source:
 def source(folder: Path, context: str) -> Source:
     """The main build context has images/ alone, so a folder elsewhere is a named context, ``context``."""
     if folder.is_relative_to(IMAGES):
-        return Source(f"{from_root(folder)}/")
-    return Source(f"--from={context} ", context)
+        return Source(folder, f"{from_root(folder)}/")
+    return Source(folder, f"--from={context} ", context)
 
 
 def own_source(spec: Spec) -> Source:
@@ -142,12 +144,8 @@ def own_trainers(spec: Spec) -> Source | None:
 
 def contexts(spec: Spec) -> dict[str, str]:
     """Return name -> folder of the named build contexts, which hold what is outside the catalogue."""
-    named = {}
-    if spec.build_folder != spec.folder:
-        named[own_source(spec).context] = spec.build_folder
-    if spec.own_trainers and (trainers := own_trainers(spec)):
-        named[trainers.context] = spec.own_trainers
-    return {context: from_root(folder) for context, folder in named.items() if context}
+    used = [own_source(spec) if spec.build_folder != spec.folder else None, own_trainers(spec)]
+    return {each.context: from_root(each.folder) for each in used if each and not each.inside}
 
 
 def from_root(path: Path, root: Path = ROOT) -> str:

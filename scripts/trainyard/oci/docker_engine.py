@@ -35,9 +35,9 @@ ENGINE_BUILDER = "default"
 
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
-#: engine garbage-collected a snapshot that the build had just found, after other images were removed; the third: the
-#: same of content. The fourth: equal steps of two builds were merged, and the build that had them first has ended:
-#: https://github.com/moby/buildkit/issues/2303
+#: engine garbage-collected a snapshot that the build had just found, after other images were removed. The third:
+#: it garbage-collected a blob. The fourth: equal steps of two builds were merged, and the build that had them first has
+#: ended: https://github.com/moby/buildkit/issues/2303
 _TRANSIENT_ERRORS = re.compile(
     r"no active sessions|failed to prepare extraction snapshot .*: not found|failed to solve: not found$"
     r"|inconsistent graph state",
@@ -278,7 +278,7 @@ def drop_cached(records: set[str], *, builder: str = ENGINE_BUILDER) -> None:
 
 
 def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    """Return the result of ``run``, which runs a build; wait and call it again after a transient error."""
+    """Return the result of ``run``, which runs a build; after a transient error, wait and call it again."""
     ended = run()
     for pause in _PAUSES:
         if not ended.returncode or not _TRANSIENT_ERRORS.search(ended.stderr or ""):

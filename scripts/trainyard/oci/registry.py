@@ -65,9 +65,9 @@ _MOST_PAGES = 10_000
 #: Seconds between reading a tag again and again that is not what was written: a cache may answer once.
 _READ_AGAIN = (0.0, 0.3, 1.0)
 
-#: The error of Docker 26 if it pushes an image to one place twice at a time: the second push leaves blobs to the first,
-#: and sends its manifest before they have arrived.
-_BLOBS_ON_THEIR_WAY = re.compile(r"unexpected status from PUT request to \S+/manifests/\S+: 400 ")
+#: The error of Docker 26 if two pushes of an image to one repository run at the same time: the second skips blobs that
+#: the first is uploading, and sends its manifest before they are complete.
+_BLOBS_INCOMPLETE = re.compile(r"unexpected status from PUT request to \S+/manifests/\S+: 400 ")
 
 #: Seconds before a push that failed with that error is repeated. Blobs that arrived are not resent.
 _PUSH_AGAIN = (2, 10)
@@ -189,13 +189,17 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
         failed = yield from _push(destination, reference, done)
         if not failed:
             return
-        if pause is None or not _BLOBS_ON_THEIR_WAY.search(failed):
+        if pause is None or not _BLOBS_INCOMPLETE.search(failed):
             raise StepFailed(meaning(failed, reference))
         time.sleep(pause)
 
 
 def _push(destination: Reference, reference: str, done: set[str]) -> Generator[tuple[str, str], None, str]:
-    """Do :func:`push` once, except for the blobs in ``done``, to which the others are added; return the error."""
+    """Push once as :func:`push` does, and return the engine's error; empty if there is none.
+
+    Args:
+        done: starts of the digests of blobs that were yielded, which are not yielded again; new ones are added.
+    """
     with _explained(reference):
         events: Iterator[dict[str, Any]] = docker_engine.client().api.push(
             destination.name, destination.tag or "latest", stream=True, decode=True

@@ -77,7 +77,7 @@ class Trainers(Strict):
     """The trainers of the image: the files of trainers/<package>/, and those of a folder.
 
     Attributes:
-        folder: relative to the image.yaml that names it; in a :class:`Spec`, the whole path, which others inherit.
+        folder: relative to the image.yaml that names it; in a :class:`Spec`, the absolute path, which is inherited.
     """
 
     package: Annotated[str, AfterValidator(_trainer_package)]
