@@ -110,6 +110,7 @@ def run(
     steps, and its last value.
     """
     torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model: Any = Model(layers, width, heads, block_size).to(device)
     forward = torch.compile(model, dynamic=False) if settings.compiled else model
     decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
@@ -119,15 +120,18 @@ def run(
     texts = {name: np.fromfile(folder / f"{name}.bin", np.uint16) for name in ("train", "val")}
     whole = torch.from_numpy(texts["train"].astype(np.int64)) if settings.in_memory else None
 
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor
+
     def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:
         ix = torch.randint(len(texts[split]) - block_size - 1, (batch,))
         if whole is not None and split == "train":
             windows = whole[ix[:, None] + torch.arange(block_size + 1)]
-            return windows[:, :-1].to(device), windows[:, 1:].to(device)
+            return move(windows[:, :-1]), move(windows[:, 1:])
         data = np.memmap(folder / f"{split}.bin", dtype=np.uint16, mode="r")
         x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in ix])
         y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix])
-        return x.to(device), y.to(device)
+        return move(x), move(y)
 
     @torch.no_grad()
     def val_loss() -> float:

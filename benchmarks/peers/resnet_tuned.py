@@ -34,6 +34,7 @@ def images_per_second(
 
     Compiling takes place in the first batch. torch.compile raises an error where there is no C++ compiler.
     """
+    torch.backends.cudnn.benchmark = True
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
     model = models.resnet50(weights=None).to(device, memory_format=layout)  # type: ignore[call-overload]
     forward = torch.compile(model, dynamic=False) if settings.compiled else model

@@ -58,6 +58,8 @@ def _batches(device: str) -> list[Any]:
         (torch.randn(batch, 3, 224, 224).contiguous(memory_format=torch.channels_last),
          torch.randint(0, 1000, (batch,))) for _ in range(4)
     ]  # fmt: skip
+    if device == "cuda":  # from where a copy does not wait
+        different = [(images.pin_memory(), labels.pin_memory()) for images, labels in different]
     return [different[number % 4] for number in range(count)]
 
 
