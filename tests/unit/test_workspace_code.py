@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pathspec import GitIgnoreSpec
+from tests.examples import examples
 
 from trainyard.common.errors import UserError
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
@@ -322,3 +326,77 @@ def test_a_line_of_dockerignore_that_is_no_pattern_is_named(repository: Path, li
     write(repository, a_dot_py="", _dot_dockerignore=f"# data\n{line}\n")
     with pytest.raises(UserError, match=r"^\.dockerignore:2: "):
         paths(workspace(repository))
+
+
+#: Expressions with backtracking try these for longer than anybody waits.
+SLOW = ["*a" * 40 + "b", "**/a/" * 40 + "b", "*[!b]" * 40 + "b", "**a" * 40 + "b", "a**/" * 40 + "b", "*?" * 40 + "b"]
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+@pytest.mark.parametrize("file", [".gitignore", ".dockerignore"])
+def test_a_pattern_takes_no_exponential_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, pattern: str
+) -> None:
+    deep = tmp_path / ("a/" * 60)
+    deep.mkdir(parents=True)
+    for folder in (tmp_path, deep):
+        (folder / ("a" * 250)).touch()
+        (folder / ("a" * 250 + "b")).touch()
+    (tmp_path / file).write_text(f"{pattern}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert "a" * 250 in paths(workspace(tmp_path))
+
+
+def random_patterns(count: int) -> Iterator[tuple[str, str]]:
+    """Patterns, and five paths for each, of few letters."""
+    choose = random.Random(1).choice
+    parts = ["a", "b", "/", "*", "*", "**", "**/", "/**/", "?", "[ab]", "[!b]", "[^a]", ".", "\\*"]
+    for _ in range(count):
+        pattern = "".join(choose(parts) for _ in range(choose(range(1, 10))))
+        for _ in range(5):
+            names = ("".join(choose("aab.*") for _ in range(choose(range(1, 4)))) for _ in range(choose(range(1, 5))))
+            yield pattern, "/".join(names)
+
+
+def test_gitignore_means_the_same_when_it_takes_linear_time() -> None:
+    for pattern, path in random_patterns(examples(2000)):
+        try:
+            before = GitIgnoreSpec.from_lines([pattern])
+        except ValueError:
+            continue
+        expected = before.check_file(path)
+        if not re.search(r"\[[!^]", pattern):
+            assert code_files._without_retries(before).check_file(path) == expected, (pattern, path)
+
+
+@pytest.mark.parametrize(("pattern", "path"), [("a[!b]c", "a/c"), ("*[!b]*c", "a/bc"), ("/a[^b]*", "a/c")])
+def test_a_set_of_gitignore_contains_no_slash(pattern: str, path: str, in_git: Path) -> None:
+    """As for git: https://git-scm.com/docs/gitignore#_pattern_format."""
+    (in_git / ".gitignore").write_text(f"{pattern}\n", encoding="utf-8")
+    asked = subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], check=False)
+    found = code_files._without_retries(GitIgnoreSpec.from_lines([pattern])).check_file(path)
+    assert bool(found.include) is (asked.returncode == 0)
+
+
+def as_go_compiles(pattern: str) -> re.Pattern[str]:
+    """The regular expression of https://github.com/moby/patternmatcher/blob/v0.6.0/patternmatcher.go (``compile``)."""
+    made = ""
+    while pattern:
+        match = re.match(r"\*\*/?|\*|\?|\[\^?[^]]*\]|\\.|.", pattern)
+        assert match
+        part, pattern = match[0], pattern[match.end() :]
+        if part.startswith("**"):
+            within = not made and part == "**" and not re.search(r"[*?\[\]\\]", pattern)
+            made += ".*" if within or not pattern else "(.*/)?"
+        else:
+            made += {"*": "[^/]*", "?": "[^/]"}.get(part) or (part if len(part) > 2 else re.escape(part[-1]))
+    return re.compile(made)
+
+
+def test_all_positions_at_once_find_what_a_regular_expression_finds() -> None:
+    for pattern, path in random_patterns(examples(2000)):
+        cleaned = os.path.normpath(pattern).lstrip("/")
+        parts = path.split("/")
+        above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        expected = any(as_go_compiles(cleaned).fullmatch(one) for one in above)
+        assert Matcher([f"./{pattern}"])(path) is expected, (pattern, path)

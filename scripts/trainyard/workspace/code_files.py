@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from trainyard.common import git
 from trainyard.common.errors import StepFailed, UserError, nearest
@@ -21,6 +21,9 @@ from trainyard.spec.model import relative
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import dockerignore, python_projects
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 #: Most bytes of a file of the code. What is larger is data or weights, which every edit would upload again.
 LARGEST = 50 * 10**6
@@ -299,7 +302,8 @@ def _walked(top: Path, folders: list[Path]) -> Iterator[Listed]:
     @cache
     def spec(folder: str) -> GitIgnoreSpec | None:
         try:
-            return GitIgnoreSpec.from_lines(yaml_source.text(Path(folder, ".gitignore")).splitlines())
+            found = GitIgnoreSpec.from_lines(yaml_source.text(Path(folder, ".gitignore")).splitlines())
+            return _without_retries(found)
         except UserError:
             return None
 
@@ -328,6 +332,25 @@ def _walked(top: Path, folders: list[Path]) -> Iterator[Listed]:
         between = [one for one in reversed(folder.parents) if one != top and one.is_relative_to(top)]
         if not any(ignored(str(one), True) for one in between):
             yield from walk(str(folder))
+
+
+def _without_retries(spec: GitIgnoreSpec) -> GitIgnoreSpec:
+    """Make pathspec's expressions match what is between two wildcards at its first place only, in linear time.
+
+    The second wildcard reaches all later places, because a set contains no slash, as for git.
+    """
+    text = r"(?:\\.|(?:\(\?!/\))?\[\^?]?[^]]*]|[^][\\()*])+"
+    for one in spec.patterns:
+        regex = re.sub(r"(\[\^/]\*)+", "[^/]*", one.regex.pattern if one.regex else "")
+        regex = re.sub(r"(\\.|\[\^/])|(\[\^?]?[^]]*])", lambda found: found[1] or f"(?!/){found[2]}", regex)
+        regex = re.sub(rf"\[\^/]\*({text})(?=\[\^/]\*)", r"(?>[^/]*?\1)", regex)
+        first, *between = regex.split("(?:/.+)?")
+        last = ["(?:/.+)?" + between.pop()] if between else []
+        if last and first.startswith("^(?:.+/)?"):
+            first = f"^(?>(?:.+?/)??{first[9:]}(?=/))"
+        regex = "".join([first, *(f"(?>(?:/.+?)??{part}(?=/))" for part in between), *last])
+        one.regex = re.compile(regex) if one.regex else None
+    return spec
 
 
 class _Refused(Exception):

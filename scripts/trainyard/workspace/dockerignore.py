@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from trainyard.common.errors import UserError
@@ -22,10 +22,32 @@ from trainyard.spec.model import relative
 FILE = ".dockerignore"
 
 
-@dataclass(frozen=True)
 class _Pattern:
-    matches: re.Pattern[str]
-    exception: bool
+    """A pattern of :func:`_parts`, compared in linear time, as by Go: all positions at once, bits of an integer."""
+
+    def __init__(self, parts: list[tuple[str, int]], exception: bool) -> None:
+        self._parts, self.exception = [(re.compile(text, re.DOTALL), step) for text, step in parts], exception
+        self._after = cache(self._read)
+
+    def _read(self, positions: int, character: str) -> int:
+        """The positions after a character; those at the start for an empty one."""
+        reached = 0 if character else 1
+        for at, (part, step) in enumerate(self._parts):
+            if positions >> at & 1 and step < 2 and part.fullmatch(character):
+                reached |= 1 << at + step
+            if reached >> at & 1 and step != 1:  # without a character
+                reached |= 2 << at | (step > 1) << at + step
+        return reached
+
+    def matches(self, path: str) -> bool:
+        """Whether it matches a path or a folder above it."""
+        positions = self._after(0, "")
+        for character in f"{path}/":
+            if character == "/" and positions >> len(self._parts):
+                return True
+            if not (positions := self._after(positions, character)):
+                return False
+        return False
 
 
 class Matcher:
@@ -43,11 +65,9 @@ class Matcher:
 
     def __call__(self, path: str) -> bool:
         """Whether ``path``, relative to the file's folder and with slashes, is left out."""
-        parts = path.split("/")
-        paths = [path, *("/".join(parts[:count]) for count in range(1, len(parts)))]
         left_out = False
         for pattern in self._patterns:
-            if pattern.exception == left_out and any(pattern.matches.fullmatch(one) for one in paths):
+            if pattern.exception == left_out and pattern.matches(path):
                 left_out = not left_out
         return left_out
 
@@ -77,33 +97,32 @@ def _patterns(lines: Iterable[str], where: str) -> Iterable[_Pattern]:
         cleaned = re.sub("^/+", "/", posixpath.normpath(text))
         cleaned = cleaned[1:] if len(cleaned) > 1 and cleaned.startswith("/") else cleaned
         try:
-            yield _Pattern(re.compile(_expression(cleaned)), exception)
+            yield _Pattern(list(_parts(cleaned)), exception)
         except re.error:
             raise UserError(f"{where}:{number}: '{text}' is not a pattern") from None
 
 
-#: What Docker's patterns are made of -> the regular expression of each: ``**`` also matches slashes.
+#: What Docker's patterns are made of: ``**`` also matches slashes.
 _PARTS = re.compile(
     r"(?P<any>\*\*/?)|(?P<star>\*)|(?P<one>\?)|(?P<set>\[\^?[^\]]*\])|\\(?P<escaped>.)|(?P<plain>.)", re.DOTALL
 )
 
 
-def _expression(pattern: str) -> str:
-    found = ""
+def _parts(pattern: str) -> Iterator[tuple[str, int]]:
+    """Yield expression and step: 1, 0 for what is repeated or absent, or how many parts may be left out from here."""
     for part in _PARTS.finditer(pattern):
         rest = pattern[part.end() :]
         if part["any"]:
             # At the start, before plain text, it also matches within names: "**.pyc" is every file with that ending.
             within = not (part.start() or part["any"].endswith("/") or re.search(r"[*?\[\]\\]", rest))
-            found += ".*" if within or not rest else "(?:.*/)?"
+            yield from [(".", 0)] if within or not rest else [("", 3), (".", 0), ("/", 1)]
         elif part["star"]:
-            found += "[^/]*"
+            yield "[^/]", 0
         elif part["one"]:
-            found += "[^/]"
+            yield "[^/]", 1
         elif part["set"]:
-            found += part["set"]
+            yield part["set"], 1
         elif part["plain"] == "[":
             raise re.error("a set without its end")
         else:
-            found += re.escape(part["escaped"] or part["plain"])
-    return found
+            yield re.escape(part["escaped"] or part["plain"]), 1
