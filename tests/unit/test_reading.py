@@ -48,6 +48,7 @@ OTHERS: dict[str, Reader] = {
     "uv.lock": lambda path: dependency_tables.read_uv_lock(path, Found(), fits=lambda marker: True),
     "requirements.txt": lambda path: requirements_txt.read(path, Found()),
     ".dockerignore": lambda path: dockerignore.read(path.parent),
+    "setup.cfg": lambda path: setuptools_projects.read(path.parent),
 }
 
 
@@ -142,6 +143,86 @@ def test_a_folder_and_a_device_are_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).rmdir()
     (tmp_path / name).symlink_to("/dev/zero")
     assert refused((YAML | OTHERS)[name], tmp_path / name).endswith(": not a regular file")
+
+
+@pytest.mark.parametrize("name", [*YAML, *OTHERS, "PKG-INFO"])
+def test_a_file_of_gigabytes_is_not_read(tmp_path: Path, name: str) -> None:
+    readers = YAML | OTHERS | {"PKG-INFO": lambda path: python_projects._published(path.parent)}
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(3 * 10**9)
+    said = refused(readers[name], tmp_path / name)
+    assert said.endswith(f"{name}: more than 10.0 MB, too much for a file of text: name another one")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '[tool.hatch.version]\npath = "version"\n',
+        '[tool.pdm.version]\nsource = "file"\npath = "version"\n',
+        '[tool.setuptools.dynamic]\nversion = {file = "version"}\n',
+        '[tool.setuptools.dynamic]\nversion = {attr = "version.x"}\n',
+        '[tool.flit.module]\nname = "version"\n',
+    ],
+)
+@pytest.mark.parametrize("kind", ["device", "pipe", "large", "deep", "sum"])
+def test_a_dynamic_version_is_read_from_a_file_of_text(tmp_path: Path, settings: str, kind: str) -> None:
+    project = '[project]\nname = "version"\ndynamic = ["version"]\n'
+    (tmp_path / "pyproject.toml").write_text(project + settings, encoding="utf-8")
+    for path in (tmp_path / "version", tmp_path / "version.py"):
+        if kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "large":
+            path.touch()
+            os.truncate(path, 3 * 10**9)
+        else:
+            path.write_text("x = " + ("-" * 10_000 + "1\n" if kind == "deep" else "1 + " * 100_000 + "1\n"))
+    found = python_projects.read(tmp_path)
+    assert found and found.version is None and "version is dynamic" in found.unknown["version"]
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    ["install_requires={[]: 1}", "version='" + "9" * 5000 + "'", "name='a', install_requires=" + "-" * 900 + "1",
+     "name='a', version={'a': {}}['a']", "**{[]: 1}"],
+)  # fmt: skip
+def test_any_setup_py_is_read_or_refused(tmp_path: Path, keywords: str) -> None:
+    keywords = keywords if "name=" in keywords else f"name='a', {keywords}"
+    (tmp_path / "setup.py").write_text(f"setup({keywords})\n" + "a" + ".b" * 900 + "(1)\n", encoding="utf-8")
+    if "999" in keywords:
+        assert "is not a version (PEP 440)" in refused(python_projects.read, tmp_path)
+    else:
+        assert python_projects.read(tmp_path)
+
+
+ODD_REQUIREMENTS = ["a ; " + "(" * 5000, "a ; " + "(" * 300 + "os_name == 'x'" + ")" * 300, "a==" + "9" * 5000]
+
+
+@pytest.mark.parametrize("text", ODD_REQUIREMENTS)
+@pytest.mark.parametrize("file", ["requirements.txt", "pyproject.toml", "trainyard.yaml", "setup.cfg"])
+def test_any_requirement_is_read_or_refused(
+    tmp_path: Path,
+    file: str,
+    text: str,
+    trainyard: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = "requirements: [" + json.dumps(text) + "]\n" if file == "trainyard.yaml" else ""
+    named = f"requirements: {file}\n" if file in ("requirements.txt", "pyproject.toml") else named
+    Path("trainyard.yaml").write_text(f"extends: tf-cpu\nrun: python train.py\n{named}")
+    Path("train.py").touch()
+    texts = {
+        "requirements.txt": text,
+        "pyproject.toml": f'[project]\nname = "a"\nversion = "1"\ndependencies = [{json.dumps(text)}]\n',
+        "setup.cfg": f"[metadata]\nname = a\nversion = 1\n[options]\ninstall_requires =\n    {text}\n",
+    }
+    if file in texts:
+        Path(file).write_text(texts[file])
+    status, out, err = trainyard("check")
+    assert status in (0, 1, 2) and "Traceback" not in err
+    assert len(out + err) < 1500
 
 
 def test_a_project_whose_file_is_a_pipe_is_refused(tmp_path: Path) -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from packaging.markers import InvalidMarker, Marker
+from packaging.requirements import InvalidRequirement, Requirement
 
 from trainyard.common.errors import UserError
 from trainyard.spec.architectures import AMD64
+from trainyard.spec.yaml_source import LONGEST_NUMBER
 
 #: Whether a marker is true in an image; one that is missing is.
 Fits = Callable[[Marker | str | None], bool]
+
+
+def requirement(text: str) -> Requirement:
+    """Return a requirement that somebody else wrote.
+
+    Raises:
+        InvalidRequirement: it is none, or ``packaging`` cannot handle it.
+    """
+    try:
+        if re.search(rf"\d{{{LONGEST_NUMBER}}}", text):
+            raise InvalidRequirement(f"a number of more than {LONGEST_NUMBER} digits")
+        return Requirement(text)
+    except RecursionError:
+        raise InvalidRequirement("its marker is nested too deeply") from None
 
 
 def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:
@@ -46,8 +63,8 @@ def applies(marker: Marker | str | None, python: str, machine: str = AMD64.machi
         return True
     try:
         found = marker if isinstance(marker, Marker) else Marker(marker)
-    except InvalidMarker:
+    except (InvalidMarker, RecursionError):
         raise UserError(
-            f"{marker!r} is not an environment marker (PEP 508), as in \"sys_platform == 'linux'\""
+            f"{str(marker)[:200]!r} is not an environment marker (PEP 508), as in \"sys_platform == 'linux'\""
         ) from None
     return found.evaluate(environment(python, machine))

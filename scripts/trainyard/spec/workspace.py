@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import InvalidRequirement
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from trainyard.spec import markers
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
 from trainyard.spec.units import in_bytes
@@ -40,9 +41,9 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 def _requirement(text: str) -> str:
     """A PEP 508 requirement; versions may be ranges."""
     try:
-        Requirement(text)
+        markers.requirement(text)
     except InvalidRequirement as error:
-        raise ValueError(f"{text!r} is not a requirement ({str(error).splitlines()[0]})") from None
+        raise ValueError(f"{text[:200]!r} is not a requirement ({str(error).splitlines()[0]})") from None
     return text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,9 +17,14 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from trainyard.common.errors import UserError, one_line
 from trainyard.common.settings import ROOT
+from trainyard.spec.units import in_units
 
 #: Path of a value in a document: keys and list positions from its top.
 Location = tuple[int | str, ...]
+
+#: Most bytes of a file of text that somebody else wrote: settings, requirements, a lock, a job. A uv.lock has 2 kB for
+#: each package.
+LARGEST = 10 * 10**6
 
 #: Most values of a document, those of an alias counted wherever it is used: a few lines of aliases of aliases would
 #: fill the memory. To read as many took 9 s on a busy machine (2026-11-25).
@@ -41,26 +47,40 @@ def relative(path: Path) -> str:
     return one_line(str(path))
 
 
-def text(path: Path, errors: str = "strict") -> str:
-    """Return the text of a file. Named pipes and devices, which could be waited for without end, are not read.
+def content(path: Path) -> bytes:
+    """Return the bytes of a file that somebody else wrote.
 
-    Args:
-        errors: what becomes of bytes that are not UTF-8, as for :func:`open`.
+    Named pipes and devices, which could be waited for without end, are not read, nor more than :data:`LARGEST`.
+
     Raises:
         UserError: it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8-sig", errors=errors, opener=_without_waiting) as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             # The shell's <(command) is a pipe below /dev, whose writer exists.
             if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.is_relative_to("/dev")):
                 raise UserError(f"{relative(path)}: not a regular file")
             os.set_blocking(file.fileno(), True)
-            return file.read()
-    except UnicodeDecodeError:
-        raise UserError(f"{relative(path)}: not UTF-8 text") from None
+            if len(data := file.read(LARGEST + 1)) <= LARGEST:
+                return data
     except OSError as error:
         raise UserError(f"{relative(path)}: {error.strerror}") from None
+    raise UserError(f"{relative(path)}: more than {in_units(LARGEST)}, too much for a file of text: name another one")
+
+
+def text(path: Path, errors: str = "strict") -> str:
+    """Return the text of a file, whose lines end with a line feed; see :func:`content`, which raises errors, too.
+
+    Args:
+        errors: what becomes of bytes that are not UTF-8, as for :func:`open`.
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    try:
+        return re.sub("\r\n?", "\n", content(path).decode("utf-8-sig", errors))
+    except UnicodeDecodeError:
+        raise UserError(f"{relative(path)}: not UTF-8 text") from None
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common import git
-from trainyard.workspace.lines import text_of
+from trainyard.workspace.lines import syntax_tree, text_of
 
 #: Hatchling's default (https://hatch.pypa.io/latest/plugins/version-source/regex/), also of PDM's files.
 _ASSIGNMENT = r"""(?im)^(__version__|VERSION)(?: ?\: ?str)? *= *(['"])v?(?P<version>.+?)\2"""
@@ -182,16 +182,13 @@ def _attribute(folder: Path, name: str, roots: Iterable[Path]) -> str | None:
         path = root.joinpath(*module.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
-                return _literal(text_of(file), attribute)
+                return _literal(file, attribute)
     return None
 
 
-def _literal(source: str, name: str) -> str | None:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return None
-    for node in tree.body:
+def _literal(file: Path, name: str) -> str | None:
+    tree = syntax_tree(file)
+    for node in tree.body if tree else ():
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

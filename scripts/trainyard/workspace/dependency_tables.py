@@ -138,7 +138,7 @@ def workspace_root(folder: Path) -> Toml | None:
     """The pyproject.toml of the uv workspace that ``folder`` is in: the nearest with ``[tool.uv.workspace]``."""
     for above in folders_upwards(folder):
         path = above / "pyproject.toml"
-        if path.is_file() and "[tool.uv.workspace" in path.read_text(encoding="utf-8", errors="replace"):
+        if path.is_file() and "[tool.uv.workspace" in yaml_source.text(path, errors="replace"):
             return toml(path)
     return None
 

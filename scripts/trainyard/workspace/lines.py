@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
+from trainyard.spec import markers, yaml_source
 from trainyard.spec.yaml_source import relative
 
 #: ``user:password@`` of a URL, also with a password that has a ``/``; not ``host:443/path@`` of a revision.
@@ -38,14 +41,24 @@ Kind = Literal["default", "extra", "explicit", "flat"]
 def text_of(path: Path) -> str:
     """The text of a file; empty if it cannot be read as UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return yaml_source.text(path)
+    except UserError:
         return ""
+
+
+def syntax_tree(path: Path) -> ast.Module | None:
+    """Return what a Python file consists of; None if it cannot be read, or this Python cannot parse it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning of the user's strings
+            return ast.parse(yaml_source.content(path))
+    except (UserError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of deep nesting
+        return None
 
 
 def line_with(file: Path, *words: str) -> int | None:
     """Return the number of the first line of a file with one of ``words``; None if none has."""
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = yaml_source.text(file, errors="replace").splitlines()
     return next((number for number, line in enumerate(lines, 1) if any(word in line for word in words)), None)
 
 
@@ -108,8 +121,8 @@ class Line:
 
     @property
     def shown(self) -> str:
-        """The text without credentials."""
-        return without_credentials(self.text)
+        """The text without credentials; only its beginning if it is long."""
+        return without_credentials(self.text)[:200]
 
     @cached_property
     def requirement(self) -> Requirement:
@@ -119,7 +132,7 @@ class Line:
             UserError: it is none.
         """
         try:
-            return Requirement(self.text)
+            return markers.requirement(self.text)
         except InvalidRequirement as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{self.where}: {self.shown!r} is not a requirement ({reason})") from None

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import InvalidRequirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from trainyard.common.errors import UserError
+from trainyard.spec import markers
 from trainyard.workspace.lines import where, without_credentials
 
 #: ``package.module:object.attribute [extra]`` (https://packaging.python.org/en/latest/specifications/entry-points/).
@@ -69,8 +70,8 @@ def checked(project: Project) -> Project:
     version, python = project.version, str(project.requires_python).strip()
     try:
         version = None if version is None else str(Version(str(version)))
-    except InvalidVersion:
-        raise UserError(f"{where(file, str(version))}: '{version}' is not a version (PEP 440)") from None
+    except ValueError:  # InvalidVersion is one, and a number of thousands of digits
+        raise UserError(f"{where(file, str(version))}: '{str(version)[:50]}' is not a version (PEP 440)") from None
     try:
         SpecifierSet(python)
     except InvalidSpecifier:
@@ -80,9 +81,9 @@ def checked(project: Project) -> Project:
             raise UserError(f"{where(file, key)}: {key}: expected a list of requirements")
         for line in lines:
             try:
-                Requirement(line)
+                markers.requirement(line)
             except InvalidRequirement as error:
-                shown, words = without_credentials(line), str(error).splitlines()[0]
+                shown, words = without_credentials(line)[:200], str(error).splitlines()[0]
                 raise UserError(f"{where(file, line)}: {shown!r} is not a requirement ({words})") from None
     return dataclasses.replace(
         project,

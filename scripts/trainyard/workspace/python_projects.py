@@ -19,11 +19,12 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidName, canonicalize_name
 
 from trainyard.common.errors import UserError
+from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import build_backends, setuptools_projects
 from trainyard.workspace.dependency_tables import table, toml
-from trainyard.workspace.lines import where
+from trainyard.workspace.lines import text_of, where
 from trainyard.workspace.project import Project, checked
 
 #: Fields of ``[project]`` that are needed at run time -> what follows where one is dynamic and nothing tells it. The
@@ -223,7 +224,7 @@ def _published(folder: Path, name: str = "") -> Project:
     # Few projects need it, and it takes 20 ms to import.
     from packaging.metadata import parse_email
 
-    raw, _ = parse_email(path.read_bytes())
+    raw, _ = parse_email(yaml_source.content(path))
     found = raw.get("name", "")
     if not found or (name and canonicalize_name(found) != canonicalize_name(name)):
         return Project(path)
@@ -235,7 +236,7 @@ def _published(folder: Path, name: str = "") -> Project:
     groups = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     groups.optionxform = str  # type: ignore[assignment,method-assign]
     for file in sorted([*folder.glob("*.egg-info/entry_points.txt"), *folder.glob("src/*.egg-info/entry_points.txt")]):
-        groups.read(file, encoding="utf-8")
+        groups.read_string(text_of(file))
     return Project(
         path,
         found,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
 from trainyard.workspace import code_files, import_names
+from trainyard.workspace.lines import syntax_tree
 
 #: Bytes from which on a file is data.
 _LARGEST = 1_000_000
@@ -102,12 +102,10 @@ class Source:
 def read(file: Path, path: str) -> Source | None:
     """Return the :class:`Source` of a file whose path in the repository is ``path``; None if it is not Python 3."""
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST:
-            return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SyntaxWarning of the user's strings
-            tree = ast.parse(file.read_bytes(), filename=path)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        tree = syntax_tree(file) if file.stat().st_size <= _LARGEST else None
+    except OSError:
+        return None
+    if tree is None:
         return None
     source = Source(path)
     marks: list[tuple[int, str, str]] = []

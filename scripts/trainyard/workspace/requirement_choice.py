@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.spec import yaml_source
+from trainyard.spec import markers, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
 from trainyard.workspace.lines import Found, where
@@ -68,7 +68,7 @@ class Choice:
 
 def _is_requirement(text: str) -> bool:
     try:
-        Requirement(text)
+        markers.requirement(text)
     except InvalidRequirement:
         return False
     return True

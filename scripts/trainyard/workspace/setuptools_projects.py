@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ast
 import configparser
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import UserError
+from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
 from trainyard.workspace import build_backends
+from trainyard.workspace.lines import syntax_tree
 from trainyard.workspace.project import Project
 
 #: Keywords that are passed to ``setup()`` with a computed value.
@@ -71,8 +74,8 @@ def _config(path: Path) -> configparser.ConfigParser:
     config = configparser.ConfigParser(interpolation=None)
     config.optionxform = lambda option: option.replace("-", "_")  # type: ignore[assignment,method-assign]
     try:
-        config.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError) as error:
+        config.read_string(yaml_source.text(path) if os.path.lexists(path) else "")
+    except configparser.Error as error:
         line = getattr(error, "lineno", None)
         words = str(error).splitlines()[0]
         raise UserError(f"{relative(path)}{f':{line}' if line else ''}: cannot be read: {words}") from None
@@ -81,17 +84,15 @@ def _config(path: Path) -> configparser.ConfigParser:
 
 def _keywords(path: Path) -> dict[str, object]:
     """The keywords that ``setup()`` is called with, and their literal values."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return {}
-    found: dict[str, object] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setup", "setuptools.setup"):
-            for keyword in node.keywords:
+    tree, found = syntax_tree(path), dict[str, object]()
+    for node in ast.walk(tree) if tree else ():
+        called = node.func if isinstance(node, ast.Call) else None
+        of = called.value if isinstance(called, ast.Attribute) and called.attr == "setup" else None
+        if getattr(called, "id", "") == "setup" or getattr(of, "id", "") == "setuptools":
+            for keyword in getattr(node, "keywords", ()):
                 try:
                     found[keyword.arg or "**"] = ast.literal_eval(keyword.value)
-                except ValueError:
+                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # as its documentation says
                     found[keyword.arg or "**"] = _COMPUTED
     return found
 
