@@ -71,7 +71,8 @@ class PackageIndex(Listener):
     It answers in JSON, with the size of each file, or in HTML, which has no sizes.
 
     Attributes:
-        files: name of a file -> its bytes, ``uploaded``: -> when it was uploaded (RFC 3339), where that is known.
+        files: name of a file -> its bytes, ``uploaded``: -> when it was uploaded (RFC 3339), where that is known,
+            ``claimed``: -> the SHA-256 that the index lists for it, where that is not that of its bytes.
         seen: paths that were asked for with valid credentials.
         refused: paths that were asked for without.
     """
@@ -79,6 +80,7 @@ class PackageIndex(Listener):
     def __init__(self, credentials: tuple[str, str] | None = None, *, sizes: bool = True) -> None:
         self.files: dict[str, bytes] = {}
         self.uploaded: dict[str, str] = {}
+        self.claimed: dict[str, str] = {}
         self.seen: list[str] = []
         self.refused: list[str] = []
         self._credentials = credentials
@@ -139,7 +141,7 @@ class PackageIndex(Listener):
 
     def _page(self, name: str) -> bytes:
         found = {
-            file: (hashlib.sha256(body).hexdigest(), len(body))
+            file: (self.claimed.get(file, hashlib.sha256(body).hexdigest()), len(body))
             for file, body in sorted(self.files.items())
             if canonicalize_name(file.split("-")[0]) == canonicalize_name(name)
         }

@@ -644,6 +644,171 @@ def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_n
     assert pinned(fresh(spec), "compiled") == {"fast": "2.0"}
 
 
+#: A setup.py that says on the host that it ran, and with what.
+RAN = "import os, pathlib\npathlib.Path({path!r}).write_text(str(dict(os.environ)))\nraise SystemExit(1)\n"
+
+
+def only_source(index: PackageIndex, ran: Path, version: str, metadata: str, **files: str) -> bytes:
+    """Add a source distribution of slow, whose build would write ``ran``; its bytes."""
+    about = "".join(f"{line}\n" for line in [f"Metadata-Version: {metadata}", "Name: slow", f"Version: {version}"])
+    build = "[build-system]\nrequires = []\nbuild-backend = 'setup'\nbackend-path = ['.']\n"
+    backend = RAN.format(path=str(ran))
+    made = source_distribution(
+        "slow", version, {"PKG-INFO": about, "setup.py": backend, "pyproject.toml": build} | files
+    )
+    index.add(made)
+    return made[1]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "files", "requires", "warned"),
+    [
+        ("2.1", {"slow.egg-info/requires.txt": 'tqdm\n\n[:python_version < "3"]\neinops\n'}, {"tqdm"}, False),
+        ("1.1", {"src/slow.egg-info/SOURCES.txt": ""}, set(), False),
+        ("2.1", {"tests/data/of/slow.egg-info/requires.txt": "einops\n"}, set(), True),
+    ],
+)
+def test_no_build_backend_of_an_index_runs_and_its_source_distribution_says_what_it_needs(
+    write: Write,
+    index: PackageIndex,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    metadata: str,
+    files: dict[str, str],
+    requires: set[str],
+    warned: bool,
+) -> None:
+    """Not even where an older version has a wheel, which is not taken instead."""
+    body = only_source(index, tmp_path / "ran", "2.0", metadata, **files)
+    index.add(wheel("slow", "1.0"), wheel("uses-slow", "1.0", ("slow",)))
+    spec = write("uses-slow\n")
+    relock(spec)
+    assert not (tmp_path / "ran").exists()
+    assert versions(spec)["slow"] == "2.0"
+    assert hashlib.sha256(body).hexdigest() in sections(spec)["requirements"]
+    assert {"tqdm", "einops"} & set(versions(spec)) == requires
+    assert ("slow 2.0 does not say what it needs: list that in the requirements" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize("metadata", ["2.1", "2.2"])
+@pytest.mark.parametrize("more", ["", "build: {sources: [slow]}\n"])
+def test_a_source_distribution_with_other_bytes_than_its_index_lists_is_not_locked(
+    write: Write, index: PackageIndex, tmp_path: Path, metadata: str, more: str
+) -> None:
+    body = only_source(index, tmp_path / "ran", "2.0", metadata)
+    index.claimed["slow-2.0.tar.gz"] = "ab" * 32
+    with pytest.raises(StepFailed) as error:
+        relock(write("slow\n", more))
+    made = hashlib.sha256(body).hexdigest()
+    expected = f"slow-2.0.tar.gz has the SHA-256 {made}, and its index says {'ab' * 32}: ask those who run the index"
+    assert str(error.value) == expected
+    assert not (tmp_path / "ran").exists()
+
+
+def sha256_of(index: PackageIndex, file: str) -> str:
+    return hashlib.sha256(index.files[file]).hexdigest()
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("kind", ["requirements", "constraints", "uv.lock"])
+def test_a_file_that_none_of_the_pinned_hashes_allows_is_not_locked(
+    write: Write, index: PackageIndex, kind: str, right: bool
+) -> None:
+    served = sha256_of(index, "einops-0.8.0-py3-none-any.whl")
+    pinned_here = ["cd" * 32, served if right else "ef" * 32]
+    options = " ".join(f"--hash=sha256:{one}" for one in pinned_here)
+    name, line = "requirements.txt", 2
+    if kind == "requirements":
+        spec = write(f"# from pip-compile\neinops==0.8.0 {options}\n")
+    elif kind == "constraints":
+        name, line = "constraints.txt", 1
+        spec = write("einops\n-c constraints.txt\n")
+        Path(name).write_text(f"einops==0.8.0 {options}\n")
+    else:
+        name, line = "uv.lock", 4
+        files = ", ".join(f'{{ url = "https://host/x.whl", hash = "sha256:{one}" }}' for one in pinned_here)
+        source = '{ registry = "https://host/simple" }'
+        package = f'[[package]]\nname = "einops"\nversion = "0.8.0"\nsource = {source}\nwheels = [{files}]\n'
+        write("")
+        Path(name).write_text(f"version = 1\n{package}")
+        Path("pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["einops"]\n')
+        text = Path("trainyard.yaml").read_text().replace("requirements.txt", "uv.lock")
+        Path("trainyard.yaml").write_text(text)
+        spec = repository()
+    if right:
+        relock(spec)
+        assert versions(spec)["einops"] == "0.8.0"
+        return
+    with pytest.raises(UserError) as error:
+        relock(spec)
+    assert str(error.value) == (
+        f"{name}:{line}: no file of einops 0.8.0 for this image has a hash that is pinned here: the index has "
+        f"sha256:{served}: pin that if it is the right one"
+    )
+
+
+def test_a_hash_that_is_pinned_later_is_compared_too(write: Write, index: PackageIndex) -> None:
+    relock(write("einops==0.8.0\n"))
+    assert is_current(write("einops==0.8.0\n"))
+    spec = write(f"einops==0.8.0 --hash=sha256:{'cd' * 32}\n")
+    assert not is_current(spec)
+    with pytest.raises(UserError, match=r"^requirements\.txt:1: no file of einops 0\.8\.0 "):
+        relock(spec)
+
+
+def test_hashes_of_the_framework_are_those_of_the_target(write: Write, index: PackageIndex) -> None:
+    """Its packages may be from another index than those of the user's file."""
+    spec = write(f"tensorflow-cpu=={TARGET.version} --hash=sha256:{'cd' * 32}\n")
+    relock(spec)
+    assert sections(spec)["framework"] == TARGET.locked().text("framework")
+
+
+def test_a_source_distribution_that_is_compiled_is_one_that_the_requirements_allow(
+    write: Write, index: PackageIndex, tmp_path: Path
+) -> None:
+    body = only_source(index, tmp_path / "ran", "2.0", "2.2")
+    index.add(wheel("setuptools", "80.9.0"))
+    more = "build: {sources: [slow]}\n"
+    relock(write(f"slow==2.0 --hash=sha256:{hashlib.sha256(body).hexdigest()}\n", more))
+    with pytest.raises(UserError, match=r"^requirements\.txt:1: no file of slow 2\.0 "):
+        relock(write(f"slow==2.0 --hash=sha256:{'cd' * 32}\n", more))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{url}#sha256={sha}", "einops @ {url}#sha256={sha}", "{url} --hash=sha256:{sha}", "./{file} --hash sha256:{sha}"],
+)
+def test_an_address_and_a_file_have_the_hash_that_is_written_beside_them(
+    write: Write, index: PackageIndex, line: str
+) -> None:
+    file = "einops-0.8.0-py3-none-any.whl"
+    index.add(wheel("einops", "0.8.0", ("tqdm",)))
+    url, made = index.url.replace("/simple", f"/files/{file}"), sha256_of(index, file)
+    spec = write("")
+    Path(file).write_bytes(index.files[file])
+    spec = write(line.format(url=url, file=file, sha=made) + "\n")
+    relock(spec)
+    assert versions(spec)["tqdm"] == "4.0"
+    with pytest.raises(UserError, match=rf"^requirements\.txt:1: .*: the file has the SHA-256 {made}: pin that if"):
+        relock(write(line.format(url=url, file=file, sha="cd" * 32) + "\n"))
+
+
+def test_what_a_build_of_a_folder_is_started_with_has_none_of_the_users_secrets(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "1")
+    Path("tool").mkdir()
+    Path("tool/backend.py").write_text(RAN.format(path=str(tmp_path / "ran")))
+    Path("tool/pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    with pytest.raises(StepFailed, match="building its wheel failed"):
+        relock(write("./tool\n"))
+    seen = (tmp_path / "ran").read_text()
+    assert "SETUPTOOLS_SCM_PRETEND_VERSION" in seen and "secret" not in seen
+
+
 def tools(index: PackageIndex) -> None:
     """Add build tools; setuptools 84.2.1 and wheel are those of the framework of tf-cpu."""
     index.add(

@@ -169,8 +169,11 @@ def _inputs_of_platform(spec: RepositorySpec, lock: Lock) -> dict[str, Any]:
             for section, text in lock.sections.items()
             if section.arch == spec.arch and section.kind in ("framework", "base")
         },
-        "lines": sorted({line.text for line in wanted.lines}),
-        "sources": sorted([wheels.key(one), *one.extras, one.marker, wheels.digest(one)] for one in wanted.sources),
+        "lines": sorted({" ".join([line.text, *sorted(line.hashes)]) for line in wanted.lines}),
+        "sources": sorted(
+            [wheels.key(one), *one.extras, one.marker, wheels.digest(one), *sorted(one.hashes)]
+            for one in wanted.sources
+        ),
         "constraints": sorted({line.text for line in wanted.constraints}),
         "overrides": sorted({line.text for line in wanted.overrides}),
         "excludes": sorted({*wanted.excludes, *wanted.provided}),
@@ -499,7 +502,28 @@ def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, i
         shared=shared,
     )
     with _explained(request, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
-        return resolution.resolve(request, sized=shared is not None)
+        text = resolution.resolve(request, sized=shared is not None)
+    compiled = [Pin(one.name, one.version, (one.sha256,)) for one in request.compiled.values()]
+    _check_hashes(request.wanted, [*locks.parse(text), *compiled])
+    return text
+
+
+def _check_hashes(wanted: Wanted, locked: Iterable[Pin]) -> None:
+    """Check that packages have a file that the requirements, constraints or uv.lock allow.
+
+    Raises:
+        UserError: an index has other files than those whose hashes are pinned.
+    """
+    pinned = [line for line in (*wanted.lines, *wanted.constraints) if line.hashes]
+    for pin in locked:
+        lines = [
+            one for one in pinned if one.name == pin.name and one.requirement.specifier.contains(pin.version, True)
+        ]
+        if lines and all(one.hashes.isdisjoint(pin.hashes) for one in lines):
+            raise UserError(
+                f"{lines[0].where}: no file of {pin.name} {pin.version} for this image has a hash that is pinned here: "
+                f"the index has sha256:{pin.hashes[0]}: pin that if it is the right one"
+            )
 
 
 def _known(section: str, *, same_files: bool) -> dict[str, str]:
@@ -546,7 +570,7 @@ def _explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
         match = re.search(r"No solution found when resolving dependencies:?(?: cause:| ╰─▶)? ?(.*)", text)
         if not match:
-            raise Failed(spec.target, _build_failure(text) or text) from None
+            raise Failed(spec.target, text) from None
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
         subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
@@ -583,13 +607,6 @@ def _other_base(request: Request, reason: str) -> str:
         f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
         f"'base: {other.base}' (Python {other.python_version})"
     )
-
-
-def _build_failure(text: str) -> str:
-    """Return the error of a source distribution whose metadata uv could not get; empty if that is not what failed."""
-    package = re.search(r"Failed to (?:build|download and build) `([^`]+)`", text)
-    errors = re.findall(r"\b\w+(?:Error|Exception): .+?(?= hint:|$)", text)
-    return f"{package[1]} has no wheel for the image, and its build fails ({errors[-1]})" if package and errors else ""
 
 
 def _base(spec: RepositorySpec, kept: Origin | None) -> str:

@@ -21,7 +21,6 @@ from trainyard.spec.framework import without_version
 from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
 from trainyard.spec.model import Spec
-from trainyard.workspace import indexes, source_distributions
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -236,21 +235,20 @@ def compile_sources(request: Request, old: Mapping[str, str]) -> dict[str, Compi
         "sources": {name: {"index": index} for name, index in request.wanted.index_of.items() if name in names},
         "no-binary-package": sorted(names),
     }
-    packages = request.project([line.text for line in names.values()], options).files()
+    project = request.project([line.text for line in names.values()], options)
     return {
-        name: _compiled(names[name], package, request)
-        for package in packages
+        name: _compiled(names[name], package, project)
+        for package in project.files()
         if (name := canonicalize_name(package.name)) in names
     }
 
 
-def _compiled(line: Line, package: Package, request: Request) -> Compiled:
+def _compiled(line: Line, package: Package, project: Project) -> Compiled:
     """Return a package of a pylock.toml (PEP 751) as a source distribution."""
-    if package.sdist is None or not package.sdist.url or "sha256" not in package.sdist.hashes:
+    archive = project.source_distribution(package)
+    if archive is None or package.sdist is None:
         raise UserError(f"{line.where}: {line.shown} has no source distribution on a package index")
-    credentials = indexes.credentials_for(package.sdist.url, request.indexes)
-    archive = source_distributions.read(package.sdist.url, credentials, offline=request.spec.context.offline)
-    if not archive.final and not archive.requires:
+    if not archive.final:
         logger.warning(
             f"{line.where}: {package.name} {package.version} does not say what it needs: list that in the requirements"
         )

@@ -11,11 +11,13 @@ import logging
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import tomllib
+import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,10 @@ from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict
 from trainyard.spec.lock import Pin, parse
 from trainyard.spec.model import Spec
-from trainyard.workspace import indexes
+from trainyard.workspace import indexes, source_distributions
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import without_credentials
+from trainyard.workspace.source_distributions import SourceDistribution
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,25 @@ _VARIABLES = re.compile(
 #: What uv prints if it cannot write to its cache, which is below the home directory by default:
 #: https://docs.astral.sh/uv/concepts/cache/#cache-directory
 _CACHE = re.compile(r"Failed to initialize cache at `(.*?)`")
+
+
+#: What uv prints of a source distribution whose requirements only a build would tell.
+_UNTOLD = re.compile(r"Failed to (?:build|download and build) `([^`=\s]+)==([^`\s]+)`")
+
+
+@cache
+def _python() -> tempfile.TemporaryDirectory[str]:
+    """Make an environment whose Python answers uv's own questions (``-I``) and runs nothing else, no build backend.
+
+    uv has no option for that: with ``--no-build`` it takes another version, and reads no metadata of a source
+    distribution (https://github.com/astral-sh/uv/issues/9779). It goes when uv has one.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="trainyard-python-")
+    venv.create(folder.name, symlinks=True)
+    packages = sysconfig.get_path("purelib", "venv", {"base": folder.name})
+    text = "import sys; sys.flags.isolated or sys.exit('nothing is built')\n"
+    Path(packages, "nothing_is_built.pth").write_text(text, encoding="utf-8")
+    return folder
 
 
 class Failed(StepFailed):
@@ -116,13 +138,38 @@ class Project:
         """Return the entries of a section with sizes; see :func:`with_sizes`."""
         return with_sizes(text, lambda pins: replace(self, lines=pins, preferred="").files())
 
+    def source_distribution(self, package: Package) -> SourceDistribution | None:
+        """Return what the source distribution of a package says; None if no index has it, with its hash.
+
+        Raises:
+            StepFailed: it cannot be read, or is not that of the index.
+        """
+        file = package.sdist
+        if file is None or not file.url or "sha256" not in file.hashes:
+            return None
+        credentials = indexes.credentials_for(file.url, self.indexes)
+        return source_distributions.read(file.url, file.hashes["sha256"], credentials, offline=self.offline)
+
+    def _told(self, name: str, version: str) -> Project:
+        """Return the project with what a source distribution says in the place of what its build would tell."""
+        (package,) = replace(
+            self, lines=[f"{name}=={version}"], options={**self.options, "no-binary-package": [name]}
+        ).files()
+        archive = self.source_distribution(package)
+        if archive is None or not archive.final:
+            logger.warning(f"{self.target}: {name} {version} does not say what it needs: list that in the requirements")
+        about = {"name": name, "version": version, "requires-dist": archive.requires if archive else ()}
+        known = [*self.options.get("dependency-metadata", []), about]
+        return replace(self, options={**self.options, "dependency-metadata": known})
+
     def _compiled(self, arguments: Sequence[str]) -> str:
-        """Return the output file of ``uv pip compile``, the last of ``arguments``."""
+        """Return the output file of ``uv pip compile``, the last of ``arguments``. Nothing is built."""
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder)
             self._write(here)
             command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *arguments]
             command += ["--python-version", self.python, "--python-platform", self.platform]
+            command += ["--python", f"{_python().name}/bin/python", "--no-build-isolation"]
             if self.offline:
                 command.append("--offline")
             done = subprocess.run(
@@ -132,6 +179,10 @@ class Project:
                 raise UserError(
                     f"{match[1]}, where uv keeps what it downloads, cannot be written: set 'UV_CACHE_DIR=<folder>'"
                 )
+            untold = _UNTOLD.search(done.stderr)
+            told = [(one.get("name"), one.get("version")) for one in self.options.get("dependency-metadata", [])]
+            if untold and untold.groups() not in told and "--no-deps" not in arguments:
+                return self._told(*untold.groups())._compiled(arguments)
             if done.returncode:
                 raise Failed(self.target, without_credentials(done.stderr))
             return (here / arguments[-1]).read_text(encoding="utf-8")

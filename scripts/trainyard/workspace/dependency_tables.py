@@ -40,7 +40,8 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     tool.pdm.version tool.poetry tool.poetry.dependencies tool.poetry.plugins tool.poetry.scripts tool.scikit-build
     tool.scikit-build.wheel tool.setuptools tool.setuptools.dynamic tool.setuptools.dynamic.*
     tool.setuptools.package-dir tool.setuptools.packages.find tool.uv tool.uv.build-backend tool.uv.index.[]
-    tool.uv.sources tool.uv.sources.*.[] tool.uv.workspace index.[] package.[] package.[].source
+    tool.uv.sources tool.uv.sources.*.[] tool.uv.workspace index.[] package.[] package.[].sdist package.[].source
+    package.[].wheels.[]
     """),
     ("a table or a list", (dict, list), """
     tool.uv.sources.* tool.hatch.build.sources tool.hatch.build.targets.wheel.sources
@@ -49,7 +50,7 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     dependency-groups.* project.dynamic tool.hatch.build.dev-mode-dirs
     tool.hatch.metadata.hooks.requirements_txt.files tool.poetry.packages tool.setuptools.packages.find.where
     tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index tool.uv.override-dependencies
-    tool.uv.workspace.exclude tool.uv.workspace.members index package package.[].resolution-markers
+    tool.uv.workspace.exclude tool.uv.workspace.members index package package.[].resolution-markers package.[].wheels
     """),
     ("a list or text", (list, str), "tool.setuptools.dynamic.dependencies.file tool.uv.find-links find-links"),
     ("text", (str,), """
@@ -300,7 +301,7 @@ def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
     if entry.get("subdirectory"):
         text += f"#subdirectory={entry['subdirectory']}"
     found = parse_direct(Line(text, owner.path, line.number), text)
-    return Source(line, found.location, line.name, extras, marker)
+    return Source(line, found.location, line.name, extras, marker, found.hashes)
 
 
 def _uv_settings(source: Toml, found: Found) -> None:
@@ -333,4 +334,6 @@ def read_uv_lock(path: Path, found: Found, *, fits: Fits) -> None:
         if markers and not any(map(fits, markers)):
             continue
         key = (package["name"], package["version"])
-        found.constraints.append(Line(f"{key[0]}=={key[1]}", path, places.get(key, 1)))
+        files = [*package.get("wheels", []), package.get("sdist", {})]
+        hashes = frozenset(str(file["hash"]).removeprefix("sha256:") for file in files if "hash" in file)
+        found.constraints.append(Line(f"{key[0]}=={key[1]}", path, places.get(key, 1), hashes))

@@ -108,11 +108,13 @@ class Line:
     Attributes:
         text: as written, without options.
         number: of its line, from 1.
+        hashes: SHA-256 of the files that it allows; empty if it allows all.
     """
 
     text: str = field(repr=False)  # may contain credentials
     file: Path
     number: int
+    hashes: frozenset[str] = frozenset()
 
     @property
     def where(self) -> str:
@@ -154,6 +156,7 @@ class Source:
         name: canonical name; empty if only its metadata says.
         extras: that are asked for.
         marker: PEP 508 marker; empty if there is none.
+        hashes: those of the line, and of the fragment of an address.
     """
 
     line: Line
@@ -161,6 +164,7 @@ class Source:
     name: str = ""
     extras: tuple[str, ...] = ()
     marker: str = ""
+    hashes: frozenset[str] = frozenset()
 
     @property
     def shown(self) -> str:
@@ -214,7 +218,7 @@ def parse_direct(line: Line, text: str) -> Source:
         name, extras = canonicalize_name(egg), extras or more
     subdirectory = f"#subdirectory={parts['subdirectory']}" if "subdirectory" in parts else ""
     where = _location(line, location) + subdirectory
-    return Source(line, where, name, extras, marker.strip())
+    return Source(line, where, name, extras, marker.strip(), line.hashes | _hashes(body))
 
 
 def parse_reference(line: Line) -> Source:
@@ -224,9 +228,13 @@ def parse_reference(line: Line) -> Source:
         UserError: a variable of its text is not set.
     """
     wanted = line.requirement
-    return Source(
-        line, _location(line, wanted.url or ""), line.name, tuple(sorted(wanted.extras)), str(wanted.marker or "")
-    )
+    location, extras = _location(line, wanted.url or ""), tuple(sorted(wanted.extras))
+    return Source(line, location, line.name, extras, str(wanted.marker or ""), line.hashes | _hashes(location))
+
+
+def _hashes(address: str) -> frozenset[str]:
+    """https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode."""
+    return frozenset(re.findall(r"(?<=[#&]sha256=)[0-9a-f]+", address.lower()))
 
 
 def _extras(text: str) -> tuple[str, tuple[str, ...]]:

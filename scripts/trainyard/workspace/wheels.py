@@ -48,6 +48,11 @@ _NOT_SOURCE = {".git", ".venv", "__pycache__", "build", "dist", ".mypy_cache", "
 #: Earliest time that a zip file can hold.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
+#: The variables that build backends get: what programs need to start, and what uv needs to fetch packages.
+_FOR_BUILDS = re.compile(
+    r"PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|NETRC|SETUPTOOLS_SCM_\w+|(?i:\w+_proxy)|SSL_CERT_\w+|UV_\w+"
+)
+
 #: Seconds to wait for bytes of a file that is downloaded.
 _TIMEOUT = 60
 
@@ -181,6 +186,7 @@ def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel
     with tempfile.TemporaryDirectory(prefix="trainyard-wheel-") as temporary:
         here = Path(temporary)
         with _fetched(source, here, commit) as (path, taken):
+            _check_hash(source, path)
             if path.suffix == ".whl":
                 made, built = path, False
             else:
@@ -204,6 +210,15 @@ def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel
             else:
                 shutil.copyfile(made, output)
     return Wheel(source, str(name), str(version), output, hashlib.sha256(output.read_bytes()).hexdigest(), taken)
+
+
+def _check_hash(source: Source, path: Path) -> None:
+    """Check that a file is one of those that its line allows; folders and git repositories have no hash."""
+    made = hashlib.sha256(path.read_bytes()).hexdigest() if source.hashes and path.is_file() else ""
+    if made and made not in source.hashes:
+        raise UserError(
+            f"{source.line.where}: {source.line.shown}: the file has the SHA-256 {made}: pin that if it is right"
+        )
 
 
 @contextmanager
@@ -315,7 +330,9 @@ def _uv_build(source: Source, path: Path, out: Path, *, offline: bool) -> Path:
     command += ["--python", sys.executable, "--out-dir", str(out), str(path)]
     if offline:
         command.append("--offline")
-    environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH), PYTHONHASHSEED="0", VIRTUAL_ENV="")
+    # A build backend is code of somebody else.
+    environment = {name: value for name, value in settings.environment().items() if _FOR_BUILDS.fullmatch(name)}
+    environment |= {"SOURCE_DATE_EPOCH": str(FILE_EPOCH), "PYTHONHASHSEED": "0"}
     if bundle := settings.ca_bundle():
         environment["SSL_CERT_FILE"] = str(bundle)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
