@@ -71,14 +71,13 @@ _UNTOLD = re.compile(r"Failed to (?:build|download and build) `([^`=\s]+)==([^`\
 def _python() -> tempfile.TemporaryDirectory[str]:
     """Make an environment whose Python answers uv's own questions (``-I``) and runs nothing else, no build backend.
 
-    uv has no option for that: with ``--no-build`` it takes another version, and reads no metadata of a source
-    distribution (https://github.com/astral-sh/uv/issues/9779). It goes when uv has one.
+    With ``--no-build``, uv takes another version; this goes when it reads source distributions with that:
+    https://github.com/astral-sh/uv/issues/9779.
     """
     folder = tempfile.TemporaryDirectory(prefix="trainyard-python-")
     venv.create(folder.name, symlinks=True)
     packages = sysconfig.get_path("purelib", "venv", {"base": folder.name})
-    text = "import sys; sys.flags.isolated or sys.exit('nothing is built')\n"
-    Path(packages, "nothing_is_built.pth").write_text(text, encoding="utf-8")
+    Path(packages, "no_builds.pth").write_text("import sys; sys.flags.isolated or sys.exit(1)\n", encoding="utf-8")
     return folder
 
 
@@ -152,10 +151,8 @@ class Project:
 
     def _told(self, name: str, version: str) -> Project:
         """Return the project with what a source distribution says in the place of what its build would tell."""
-        (package,) = replace(
-            self, lines=[f"{name}=={version}"], options={**self.options, "no-binary-package": [name]}
-        ).files()
-        archive = self.source_distribution(package)
+        options = {**self.options, "no-binary-package": [name]}
+        archive = self.source_distribution(replace(self, lines=[f"{name}=={version}"], options=options).files()[0])
         if archive is None or not archive.final:
             logger.warning(f"{self.target}: {name} {version} does not say what it needs: list that in the requirements")
         about = {"name": name, "version": version, "requires-dist": archive.requires if archive else ()}

@@ -56,7 +56,7 @@ def content(path: Path) -> bytes:
         UserError: it cannot be read.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             mode = os.fstat(file.fileno()).st_mode
             # The shell's <(command) is a pipe below /dev, whose writer exists.
             if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.is_relative_to("/dev")):
@@ -81,10 +81,6 @@ def text(path: Path, errors: str = "strict") -> str:
         return re.sub("\r\n?", "\n", content(path).decode("utf-8-sig", errors))
     except UnicodeDecodeError:
         raise UserError(f"{relative(path)}: not UTF-8 text") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Repeated(list[tuple[str, int, int]]):

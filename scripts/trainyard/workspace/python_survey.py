@@ -101,11 +101,7 @@ class Source:
 
 def read(file: Path, path: str) -> Source | None:
     """Return the :class:`Source` of a file whose path in the repository is ``path``; None if it is not Python 3."""
-    try:
-        tree = syntax_tree(file) if file.stat().st_size <= _LARGEST else None
-    except OSError:
-        return None
-    if tree is None:
+    if not file.is_file() or file.stat().st_size > _LARGEST or (tree := syntax_tree(file)) is None:
         return None
     source = Source(path)
     marks: list[tuple[int, str, str]] = []

@@ -9,9 +9,11 @@ import re
 import tarfile
 import tempfile
 import tomllib
+import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import requests as http
@@ -55,6 +57,7 @@ class SourceDistribution:
     build_requires: tuple[str, ...]
 
 
+@cache  # for several platforms and indexes
 def read(url: str, sha256: str, credentials: tuple[str, str] | None, *, offline: bool = False) -> SourceDistribution:
     """Download a source distribution, and read its PKG-INFO and pyproject.toml.
 
@@ -85,13 +88,18 @@ def of_archive(name: str, archive: bytes) -> SourceDistribution:
     """
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-            for member in files:
-                path = _FILES.fullmatch(member.name) if member.size <= yaml_source.LARGEST else None
-                if path and (file := files.extractfile(member)):
-                    found[path[2] or path[1]] = file.read()
-    except (tarfile.TarError, zlib.error, EOFError, OSError):
-        raise StepFailed(f"{name} is no source distribution: not a tar archive") from None
+        if archive.startswith(b"PK"):  # before 2021, https://peps.python.org/pep-0625/
+            with zipfile.ZipFile(io.BytesIO(archive)) as files:
+                found = {
+                    kind: files.read(one) for one in files.infolist() if (kind := _kind(one.filename, one.file_size))
+                }
+        else:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+                for member in members:
+                    if (kind := _kind(member.name, member.size)) and (file := members.extractfile(member)):
+                        found[kind] = file.read()
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError):
+        raise StepFailed(f"{name} is no source distribution: neither a tar nor a zip archive") from None
     if "PKG-INFO" not in found:
         raise StepFailed(f"{name} is no source distribution: it has no PKG-INFO")
     requires, final = _requires(found)
@@ -100,6 +108,11 @@ def of_archive(name: str, archive: bytes) -> SourceDistribution:
     except ValueError as error:  # of the encoding, of TOML or of a requirement
         raise StepFailed(f"{name}: its pyproject.toml cannot be read ({str(error).splitlines()[0]})") from None
     return SourceDistribution(requires, final, build_requires)
+
+
+def _kind(name: str, size: int) -> str:
+    match = _FILES.fullmatch(name)
+    return (match[2] or match[1]) if match and size <= yaml_source.LARGEST else ""
 
 
 def _requires(files: Mapping[str, bytes]) -> tuple[tuple[str, ...], bool]:
