@@ -497,27 +497,78 @@ def test_an_image_exists_or_not_or_is_unknown(known: Any, missing: dict[str, str
     assert [(said in one.what, one.fails) for one in some] == ([(True, fails)] if said else [])
 
 
-@pytest.mark.parametrize("document", [CUSTOM, TUNING, OLD])
-@pytest.mark.parametrize("registry", ["localhost:5000", "127.0.0.1:5000", "localhost"])
+@pytest.mark.parametrize("document", [CUSTOM, TUNING, OLD, JOB, JOBSET])
+@pytest.mark.parametrize(
+    ("reference", "where"),
+    [
+        ("localhost:5000/r/image:tag", "at a registry on this machine"),
+        ("127.0.0.1:5000/r/image:tag", "at a registry on this machine"),
+        ("localhost/r/image:tag", "at a registry on this machine"),
+        ("trainyard:c", "a local name of Trainyard's, which names no registry"),
+        ("docker.io/library/trainyard:c-1.0", "a local name of Trainyard's, which names no registry"),
+    ],
+)
 @pytest.mark.parametrize("offline", [False, True])
-def test_an_image_at_a_registry_on_this_machine_is_one_finding(
-    document: dict[str, Any], registry: str, offline: bool
+def test_an_image_that_only_this_machine_has_is_one_finding(
+    document: dict[str, Any], reference: str, where: str, offline: bool
 ) -> None:
-    reference = f"{registry}/r/image:tag"
     here = json.loads(json.dumps(document).replace(IMAGE, reference))
     looked_up = {} if offline else {"images": {reference: None}, "missing": {reference: "out of reach"}}
     (finding,) = [one for one in found(here, **looked_up) if one.rule.startswith("images_")]
     assert finding.fails and finding.severity == Severity.CANNOT_START
-    assert finding.what == f"{reference} is at a registry on this machine"
+    assert finding.what == f"{reference} is {where}"
 
 
-@pytest.mark.parametrize("document", [JOB, JOBSET])
-def test_nodes_of_a_cluster_may_know_a_registry_as_localhost(document: dict[str, Any]) -> None:
-    reference = "localhost:5000/r/image:tag"
-    here = json.loads(json.dumps(document).replace(IMAGE, reference))
+@pytest.mark.parametrize("reference", ["localhost:5000/r/image:tag", "trainyard:c"])
+def test_a_cluster_that_is_not_gkes_may_have_an_image_of_this_machine(reference: str) -> None:
+    plain = changed(changed(JOB, POD_AT + ".nodeSelector", None), POD_AT + ".containers.0.resources", None)
+    here = json.loads(json.dumps(plain).replace(IMAGE, reference))
     found_there = found(here, images={reference: None}, missing={reference: "out of reach"})
     (finding,) = [one for one in found_there if one.rule.startswith("images_")]
-    assert not finding.fails and "could not be looked up" in finding.what
+    assert finding.rule == "images_can_be_pulled" and not finding.fails and "a cluster that was given it" in finding.why
+
+
+POD_AT = "spec.template.spec"
+NO_LIMITS = changed(JOB, f"{POD_AT}.containers.0.resources", None)
+TRAIN_JOB: dict[str, Any] = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainJob",
+    "metadata": {"name": "x"},
+    "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": {"image": IMAGE, "numNodes": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "asks"),
+    [
+        (ONE, False),
+        ({P: [POOL | {"machineSpec": T4}]}, True),
+        ({P: [POOL | {"machineSpec": {"machineType": "a2-highgpu-1g"}}]}, True),
+        ({P: [POOL, POOL | {"machineSpec": T4}]}, True),  # parameter servers and evaluators need none
+        ({P: [POOL | {"machineSpec": {"machineType": "z9-highgpu-1g"}}]}, True),  # may have GPUs
+        ({P: [POOL | {"machineSpec": {}}], "persistentResourceId": "x"}, True),
+        ({P: [V5E]}, True),
+        (OLD, True),
+        ({"trainingInput": {"scaleTier": "BASIC", "masterConfig": {"imageUri": IMAGE}}}, False),
+        ({"trainingInput": {"scaleTier": "BASIC_GPU", "masterConfig": {"imageUri": IMAGE}}}, True),
+        (JOB, True),
+        (NO_LIMITS, False),
+        (changed(NO_LIMITS, f"{POD_AT}.containers.0.resources", {"limits": {"cpu": "4", "memory": "8Gi"}}), False),
+        (changed(NO_LIMITS, f"{POD_AT}.containers.0.resources", {"limits": {"nvidia.com/mig-1g.5gb": 1}}), True),
+        (changed(NO_LIMITS, f"{POD_AT}.containers.0.resources", {"claims": [{"name": "gpus"}]}), True),
+        (TRAIN_JOB, False),
+        (changed(TRAIN_JOB, "spec.trainer.resourcesPerNode", {"limits": {"nvidia.com/gpu": 1}}), True),
+        (changed(TRAIN_JOB, "spec.runtimeRef.name", "my-runtime"), True),  # which may have GPUs
+    ],
+)
+@pytest.mark.parametrize("held", [{"torch": "2.15.0+cu128"}, {"torch_xla": "2.9.0"}, {"torch": "2.15.0+cpu"}])
+def test_an_image_for_an_accelerator_in_a_job_that_asks_for_none_is_a_note(
+    job: dict[str, Any], asks: bool, held: dict[str, str]
+) -> None:
+    some = [one for one in found(job, **holding(**held)) if one.rule == "images_get_their_accelerator"]
+    assert bool(some) == (not asks and "+cpu" not in held.get("torch", ""))
+    for one in some:
+        assert not one.fails and " in a job that asks for no accelerator: torch" in one.what
 
 
 def test_an_image_at_a_registry_whose_name_only_begins_like_this_machine_is_not_refused() -> None:
@@ -527,7 +578,7 @@ def test_an_image_at_a_registry_whose_name_only_begins_like_this_machine_is_not_
 
 
 def test_an_image_without_a_valid_signature_is_refused_where_it_is_demanded() -> None:
-    (finding,) = found(ONE, unsigned={IMAGE: "it has no signature"})
+    (finding,) = [one for one in found(ONE, unsigned={IMAGE: "it has no signature"}) if one.fails]
     assert finding.fails and finding.rule == "images_are_signed"
     assert finding.what == f"{IMAGE} is not signed as demanded: it has no signature"
 
@@ -692,14 +743,9 @@ def test_what_is_no_name_is_said_once_and_not_looked_up(tmp_path: Path, monkeypa
 
 
 def test_an_image_without_a_registry_is_a_note() -> None:
-    job = changed(ONE, f"{P}.0.containerSpec.imageUri", "trainyard:xla")
-    (finding,) = [
-        one
-        for one in found(
-            job, images={"trainyard:xla": Contents("trainyard:xla", {"torch-xla": "2.9.0"}, "x", local=True)}
-        )
-        if one.rule == "images_exist"
-    ]
+    job = changed(ONE, f"{P}.0.containerSpec.imageUri", "mine:1")
+    contents = Contents("mine:1", {"torch": "2.9.0+cpu"}, "x", local=True)
+    (finding,) = [one for one in found(job, images={"mine:1": contents}) if one.rule == "images_exist"]
     assert not finding.fails
 
 
@@ -857,7 +903,7 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
         "no_ambiguous_yaml_words", "region_has_accelerator", "images_exist", "images_support_accelerator",
         "frameworks_support_tpu", "tpu_runtime_matches_image", "prebuilt_images_match_accelerator",
         "file_is_a_custom_job_spec", "images_have_the_architecture", "images_are_signed", "images_are_supported",
-        "images_have_code_for_the_gpu", "images_can_be_pulled", "keys_are_unique",
+        "images_have_code_for_the_gpu", "images_can_be_pulled", "images_get_their_accelerator", "keys_are_unique",
     }  # fmt: skip
     faults = {fault[3] for fault in FAULTS} | elsewhere  # rules about Kubernetes alone: test_check_kubernetes.py
     assert {rule.id for rule in platforms.RULES if rule.subjects != ("gke",)} <= faults

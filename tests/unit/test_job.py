@@ -183,6 +183,34 @@ def test_the_preflight_is_an_option_before_the_trainer_on_every_platform(write: 
     assert "--preflight" not in write("--platform", platform, *more)[0]
 
 
+@pytest.mark.parametrize("platform", ["vertex", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot", "ai-platform"])
+@pytest.mark.parametrize(("target", "example", "others"), [("gpu", "L4", "cpu"), ("tf-tpu", "v5litepod-4", "tf-cpu")])
+def test_no_platform_gets_a_job_of_an_image_for_an_accelerator_that_asks_for_none(
+    refused: Callable[..., str], write: Write, platform: str, target: str, example: str, others: str
+) -> None:
+    line = refused("--platform", platform, target)
+    assert (
+        "no '--accelerator', and an image for " in line and f"as in '--accelerator {example}', or use a target" in line
+    )
+    assert f"a target for CPUs: {others}" in line and f"(by images/{target}/image.yaml)" in line
+    if platform != "tpu-vm":  # an image that is given by its reference may be any
+        assert write("--platform", platform, "--image", "us-docker.pkg.dev/p/r/i:t")
+
+
+@pytest.mark.parametrize("platform", ["vertex", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot", "ai-platform"])
+def test_no_platform_gets_a_job_that_asks_for_another_accelerator_than_the_images(
+    refused: Callable[..., str], platform: str
+) -> None:
+    line = refused("--platform", platform, "tf-cpu", "--accelerator", "T4")
+    assert "a GPU job with an image for CPUs: tensorflow_cpu 2.21.0" in line and "targets for GPUs: tf-gpu" in line
+
+
+def test_machines_of_a_job_that_have_gpus_of_their_own_count(write: Write) -> None:
+    assert "NVIDIA_TESLA_A100" in write(*vertex("gpu", "--machine", "a2-highgpu-1g"))[0]
+    assert "NVIDIA_L4" in write(*vertex("gpu", "--workers", "2", "--pool", "workers=g2-standard-8+1xL4"))[0]
+    assert "standard_v100" in write("--platform", "ai-platform", "gpu-2.7", "--machine", "standard_v100")[0]
+
+
 def test_a_command_instead_of_the_launcher_has_no_preflight(refused: Callable[..., str]) -> None:
     line = refused(*vertex("cpu", "--command", "python train.py", "--preflight"))
     assert "begin it with 'launch --preflight --'" in line
@@ -651,7 +679,7 @@ def test_a_train_job_runs_the_image_on_the_torch_runtime(write: Write) -> None:
     ],
 )
 def test_invalid_train_jobs_do_not_match_the_schema(write: Write, change: dict[str, Any], said: str) -> None:
-    found = yaml.safe_load(write("--platform", "kubeflow", "gpu")[0])
+    found = yaml.safe_load(write("--platform", "kubeflow", "gpu", "--accelerator", "L4")[0])
     assert list(kubernetes.validate(found)) == []
     found["spec"] |= change
     (error,) = kubernetes.validate(found)
@@ -784,7 +812,7 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (vertex("cpu", "--trainer", "mist"), "cpu has no trainer 'mist' (did you mean 'mnist'?)"),
         (vertex("cpu", "--accelerator", "T5"), "no accelerator 'T5'"),
         (vertex("cpu", "--accelerator", "1xT4:2"), "'--accelerator 1xT4:2' is neither GPUs"),
-        (vertex("cpu", "--accelerator", "3xA100"), "no machine has 3 NVIDIA_TESLA_A100"),
+        (vertex("gpu", "--accelerator", "3xA100"), "no machine has 3 NVIDIA_TESLA_A100"),
         (vertex("xla", "--accelerator", "v5litepod-15"), "no TPU slice 'v5litepod-15'"),
         (vertex("xla", "--accelerator", "v4-8"), "Vertex AI has no v4-8 for jobs"),
         (vertex("xla", "--accelerator", "v2-8", "--workers", "2"), "one pool with one replica"),
@@ -828,8 +856,8 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (gke("cpu", "--slices", "2"), "'--slices' requires a TPU"),
         (gke("xla", "--accelerator", "v5litepod-16", "--workers", "2"), "leave out '--workers'"),
         (["--platform", "tpu-vm", "cpu"], "'--platform tpu-vm' needs a TPU"),
-        (["--platform", "tpu-vm", "cpu", "--accelerator", "v5litepod-4"], f"{REGISTRY}/trainyard:cpu-2.15.0 is an image"
-         " for CPUs: torch 2.15.0 (by images/cpu/image.yaml); targets for TPUs: torch-tpu, xla, xla-nightly"),
+        (["--platform", "tpu-vm", "cpu", "--accelerator", "v5litepod-4"], "a TPU job with an image for CPUs: "
+         "torch 2.15.0 (by images/cpu/image.yaml): targets for TPUs: torch-tpu, xla, xla-nightly"),
         (["--platform", "tpu-vm", "jax-gpu", "--accelerator", "v5litepod-4"], "targets for TPUs: jax-tpu"),
         (["--platform", "tpu-vm", "tf-cpu", "--accelerator", "v5litepod-4"], "targets for TPUs: tf-tpu"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "tpu7x-8"], "the Cloud TPU API has no tpu7x-8, which"),
@@ -888,7 +916,11 @@ def test_a_warning_says_that_platforms_cannot_pull_a_local_image(trainyard: Comm
     status, out, err = trainyard("job", *vertex("cpu"))
     assert status == 0
     assert "imageUri: trainyard:cpu\n" in out
-    assert "no platform can pull it" in " ".join(err.split())
+    said = (
+        "WARNING: trainyard:cpu is a local name of Trainyard's, which names no registry: 'trainyard job rehearse' can"
+    )
+    assert said in " ".join(err.split())
+    assert "no platform can pull it: push it first ('trainyard push')" in " ".join(err.split())
 
 
 def test_reasons_of_waiting_pods_are_shown() -> None:

@@ -7,7 +7,7 @@ https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainyard.common.errors import UserError
 from trainyard_jobs.model import machines
@@ -64,6 +64,13 @@ SPOT_GRACE = 15
 
 #: Most characters of a name that we give: pods append indexes and a random ending to it, and a label has at most 63.
 _MAX_NAME = 40
+
+
+def is_for_gke(documents: Sequence[Mapping[str, object]]) -> bool:
+    """Return whether objects name what only GKE has: its labels, annotations, drivers and TPUs."""
+    return bool(
+        re.search(r"""['"](cloud\.google\.com/|google\.com/tpu|gke-gcsfuse/|[\w.]+\.gke\.io)""", str(documents))
+    )
 
 
 def hosts_of(selector: Mapping[str, object]) -> Hosts:

@@ -16,6 +16,7 @@ from trainyard_jobs.platforms.skypilot.write import SkyPilot
 from trainyard_jobs.platforms.slurm.write import Slurm
 from trainyard_jobs.platforms.tpu_vm.write import TpuVm
 from trainyard_jobs.platforms.vertex.write import Vertex
+from trainyard_jobs.platforms.writing import check_device
 from trainyard_jobs.schema.job_file import JobFile
 
 #: Every platform. To add one, write its folder and add an instance here.
@@ -69,6 +70,8 @@ def check_options(platform: Platform, request: Request, name: str | None = None)
         check_labels(request.labels)
     elif name and (wrong := kubernetes_names.dns_1123_subdomain(name)):
         raise UserError(f"'--name {name}' is no name of a Kubernetes object: {wrong}, as in {object_name(name)}")
+    if not (platform.name == "ai-platform" and request.tpu):  # its TPUs were separate from the image's machine
+        check_device(request)
     for row in ROWS:
         if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
             instead = _INSTEAD.get((platform.name, row.name), "")

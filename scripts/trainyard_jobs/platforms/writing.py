@@ -17,7 +17,7 @@ from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.platforms.base import Platform, RenderedJob
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.image import targets
+from trainyard_jobs.rules.image import only_here, targets
 from trainyard_jobs.schema import job_file
 
 #: How a cluster gets the networks and the NCCL plugin of its GPU machines.
@@ -69,19 +69,30 @@ def check_gpus(request: Request) -> None:
         raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
 
-def check_tpu(request: Request) -> None:
-    """Check that the image of a target is for TPUs, for a job that :func:`checked` does not read.
+def check_device(request: Request) -> None:
+    """Check that the image of a target is for the accelerator that a job asks for, or for CPUs if it asks for none.
 
     Raises:
-        UserError: it is for CPUs or GPUs; the line names the targets for TPUs with trainers for the same framework.
+        UserError: it is for another; the line names the option that is missing, or the targets with trainers for the
+            same framework.
     """
     contents = expected_contents(request).get(request.image)
-    if request.spec is None or contents is None or contents.device in ("", "tpu"):
+    own = machines.table().ai_platform_machines.get(request.machine or "", "")  # some have GPUs
+    if contents is None or not contents.device or request.pool or "+" in own:
         return
-    raise UserError(
-        f"{request.image} is an image for {contents.device.upper()}s: {contents.framework} (by {contents.source}); "
-        f"targets for TPUs: {', '.join(targets(contents.framework, 'tpu'))}"
-    )
+    asked, image = "tpu" if request.tpu else "gpu" if request.gpus else "cpu", contents.device
+    framework = contents.framework or (request.spec.framework.name if request.spec else "")
+    known = f"an image for {image.upper()}s: {framework} (by {contents.source})"
+    if asked == "cpu" != image:
+        example = "L4" if image == "gpu" else "v5litepod-4"
+        others = ", ".join(targets(framework, "none"))
+        raise UserError(
+            f"no '--accelerator', and {known}: say which, as in '--accelerator {example}', or use a target for CPUs: "
+            f"{others} ('--image' takes any image as it is)"
+        )
+    if asked != image:
+        fitting = f"targets for {asked.upper()}s: {', '.join(targets(framework, asked))}"
+        raise UserError(f"invalid job: a {asked.upper()} job with {known}: {fitting}")
 
 
 def check_machine(request: Request) -> None:
@@ -95,6 +106,15 @@ def check_machine(request: Request) -> None:
     if machine not in known and machine.partition("-")[0] not in series and not request.gpus and not request.tpu:
         what = f"'--machine {machine}' is not in the table of {table.sources['gpus'].checked}{nearest(machine, known)}"
         raise UserError(f"{what}: correct it, or say with '--accelerator' which GPUs it has")
+
+
+def local_image(request: Request) -> str:
+    """Return a line about an image that only this machine has; empty for another. Such a job can be rehearsed."""
+    place = only_here(request.image)
+    local = (
+        f"{request.image} is {place}: 'trainyard job rehearse' can run it, but no platform can pull it: push it first"
+    )
+    return f"{local} ('trainyard push'), and name a registry that the platform reaches ('--registry')" if place else ""
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Iterator
@@ -13,14 +14,15 @@ from packaging.version import InvalidVersion, Version
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.waivers import today
-from trainyard.oci.reference import Reference, why_unusable
+from trainyard.oci.reference import DOCKER_HUB, Reference, why_unusable
 from trainyard.oci.transport import is_loopback
 from trainyard.spec import gpus, model
+from trainyard.spec.naming import NAME
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import gpu_support, machines
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
-from trainyard_jobs.rules import named_images, worker_pools
+from trainyard_jobs.rules import fields, named_images, worker_pools
 from trainyard_jobs.rules.evidence import GOOGLE, KINDS, VERTEX, Evidence
 from trainyard_jobs.rules.job_templates import pod_templates
 from trainyard_jobs.rules.worker_pools import Pool
@@ -150,26 +152,38 @@ def images_are_named(job: Evidence) -> Iterator[Finding]:
 
 
 @rule(
-    *GOOGLE,
+    *KINDS,
     severity=Severity.CANNOT_START,
-    source="RFC 6761, section 6.3, and RFC 1122, section 3.2.1.3 (every machine is its own localhost and 127.0.0.1)",
+    source="RFC 6761, section 6.3, and RFC 1122, section 3.2.1.3 (every machine is its own localhost and 127.0.0.1); "
+    "https://github.com/distribution/reference/blob/main/normalize.go (a name without a registry is Docker Hub's)",
 )
 def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
-    """No image of a job for Vertex AI or AI Platform is at a registry on this machine.
+    """No image of a job is only on this machine: built here and not pushed, or at a registry on it.
 
-    Nodes of a Kubernetes cluster may know a registry as ``localhost``: https://kind.sigs.k8s.io/docs/user/local-registry/
+    A cluster of which the file does not say that it is GKE's may be on this machine, and have the image: as in
+    https://kind.sigs.k8s.io/docs/user/local-registry/ and https://kind.sigs.k8s.io/docs/user/quick-start/#loading-an-image-into-your-cluster.
     """
-    places: dict[str, str] = {}
-    for image in named(job):
-        if is_loopback(image.reference):
-            places.setdefault(image.reference, image.at)
-    for reference, at in places.items():
-        yield Finding(
-            at,
-            f"{reference} is at a registry on this machine",
-            "'trainyard job rehearse' runs it; a machine of the platform looks for the registry on itself",
-            "push it ('trainyard push') to a registry that the platform reaches",
-        )
+    elsewhere = job.job.kind in GOOGLE or gke_objects.is_for_gke(job.job.documents)
+    for reference, at in {image.reference: image.at for image in reversed(list(named(job)))}.items():
+        if place := only_here(reference):
+            where = "a machine of the platform does not have it" if elsewhere else "so does a cluster that was given it"
+            yield Finding(
+                at,
+                f"{reference} is {place}",
+                f"'trainyard job rehearse' runs it; {where}",
+                "push it ('trainyard push') to a registry that the platform reaches",
+                severity=Severity.CANNOT_START if elsewhere else Severity.NOTE,
+            )
+
+
+def only_here(reference: str) -> str:
+    """Return where an image is that no other machine can pull; empty if others may be able to."""
+    if is_loopback(reference):
+        return "at a registry on this machine"
+    with contextlib.suppress(UserError):
+        if Reference.parse(reference).name == f"{DOCKER_HUB}/library/{NAME}":
+            return "a local name of Trainyard's, which names no registry"
+    return ""
 
 
 @rule(
@@ -182,7 +196,7 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
     for image in named(job):
         reference, at, known = image.reference, image.at, job.images.get(image.reference)
         if reference in job.missing and reference in job.images:
-            if is_loopback(reference) and job.job.kind in GOOGLE:  # images_can_be_pulled has named it
+            if only_here(reference):  # images_can_be_pulled has named it
                 continue
             yield Finding(
                 at,
@@ -198,7 +212,7 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
                 "the job retries, and fails without having started",
                 "push it ('trainyard push'), or correct the name",
             )
-        elif known and known.local and _names_no_registry(reference):
+        elif known and known.local and _names_no_registry(reference) and not only_here(reference):
             yield Finding(
                 at,
                 f"{reference} is on this host, and names no registry",
@@ -312,6 +326,48 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
             f"targets for {device.upper()}s: {', '.join(targets(contents.framework, device))}",
         )
+
+
+@rule(
+    *KINDS,
+    severity=Severity.NOTE,
+    source="docs/launcher-contract.md#r9.1 (the launcher starts on the CPU, with a warning), by the image's record, "
+    "labels or packages",
+)
+def images_get_their_accelerator(job: Evidence) -> Iterator[Finding]:
+    """A job with an image for GPUs or TPUs asks for an accelerator."""
+    if _may_have_accelerators(job):
+        return
+    for reference, at in {image.reference: image.at for image in reversed(list(named(job)))}.items():
+        contents = job.images.get(reference)
+        if contents is not None and contents.device in ("gpu", "tpu"):
+            yield Finding(
+                at,
+                f"an image for {contents.device.upper()}s in a job that asks for no accelerator: "
+                f"{contents.framework or reference} (by {contents.source})",
+                "the framework trains on the CPU, and only the log says so",
+                f"ask for {contents.device.upper()}s, or use an image for CPUs",
+            )
+
+
+def _may_have_accelerators(job: Evidence) -> bool:
+    """Return whether a job asks for GPUs or TPUs, or its file does not say what it gets."""
+    if job.job.kind == "ai-platform":
+        roles = ("master", "worker", "parameterServer", "evaluator")
+        words = [str(job.spec.get(key)) for key in ("scaleTier", *(f"{role}Type" for role in roles))]
+        return any(_of_ai_platform(job.spec, role) for role in roles) or "TPU" in " ".join(words).upper()
+    if job.job.kind != "gke":
+        known = set(machines.machine_types())
+        return any(_device(pool) or _gpu(pool) or pool.machine_type not in known for pool in worker_pools.pools(job))
+    documents = job.job.documents
+    if any(train_jobs.is_train_job(one) and not train_jobs.runtime_of(one, documents) for one in documents):
+        return True
+    # GPUs and TPUs are extended resources, whose names have a slash, or claims of Dynamic Resource Allocation.
+    return any(
+        ("limits" in location and "/" in str(location[-1])) or "claims" in location
+        for document in documents
+        for location, _ in fields.walk(document)
+    )
 
 
 def targets(framework: str, device: str) -> list[str]:

@@ -100,8 +100,6 @@ def command(
 
     from trainyard.common import console
     from trainyard.common.errors import UserError
-    from trainyard.oci.reference import Reference
-    from trainyard.oci.transport import is_loopback
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
     from trainyard_jobs.platforms import submission, writing
@@ -122,11 +120,8 @@ def command(
         if code:
             given |= _push_code(context, code, given)
         parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
-        local = "'trainyard job rehearse' can run it, but no platform can pull it"
-        if not given["image"] and Reference.parse(parsed.image).names_docker_hub:
-            console.warn(f"no '--registry': the image is local; {local}")
-        elif is_loopback(parsed.image):
-            console.warn(f"{parsed.image} is at a registry on this machine: {local}")
+        if warning := writing.local_image(parsed):
+            console.warn(warning)
         platforms.check_options(chosen, parsed, given["name"])
         rendered = chosen.write(parsed, file)
     for warning in rendered.warnings:

@@ -82,7 +82,6 @@ def _create(request: Request, where: Pod) -> list[str]:
 def script(request: Request) -> str:
     """Return a shell script that always deletes the slice at its end, on errors and Ctrl-C too."""
     where, (args, env) = pod(request), request.with_output()
-    writing.check_tpu(request)
     secrets = dict(request.secret)
     start = shell_commands.start(request.image, args, env, entrypoint=request.command, secrets=secrets)
     lines = [
