@@ -210,14 +210,21 @@ def run(arguments: list[str]) -> int:
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
     translate = str if goals is None else _words_of_make(_short_names().get(name, name))
     with Messages(translate) as messages:
-        return _run(arguments, name, given, goals or [], messages)
+        status = _run(arguments, name, given, goals or [], messages)
+        try:
+            sys.stdout.flush()
+        except OSError as error:  # what is left would fail again, in Python's words, when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not status and not isinstance(error, BrokenPipeError):
+                fail(f"{name}: stdout: {error.strerror}")
+            return status or 1
+        return status
 
 
 def _run(arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages) -> int:
     try:
         _check_make_variables(name, given, goals)
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
-        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except UserError as error:
         fail(f"{name}: {error}")
@@ -231,7 +238,6 @@ def _run(arguments: list[str], name: str, given: list[str], goals: list[str], me
         return 2
     except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:
         if isinstance(error.__cause__ or error, BrokenPipeError):  # the reader of stdout ended: `trainyard list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         if isinstance(error, click.Abort) and sys.stderr.isatty():
             click.echo(err=True)  # ends the line of the question that was not answered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -408,6 +409,14 @@ def test_a_closed_pipe_ends_a_command_without_a_word(output: str) -> None:
     assert process.wait(30) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "list --json", "list --help", "job check none --json"])
+def test_a_full_device_as_output_is_one_line_and_1(words: str) -> None:
+    found = run("sh", "-c", f"{sys.executable} -m trainyard {words} >/dev/full")
+    assert found.returncode == 1
+    assert re.fullmatch(r"[a-z ]+: No space left on device", found.stderr.splitlines()[-1])
+    assert "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
 
 
 # Settings

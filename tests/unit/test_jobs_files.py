@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -309,3 +312,36 @@ def test_the_job_of_another_scheduler_is_not_judged(tmp_path: Path, name: str, c
 def test_a_file_with_fields_that_sky_pilot_has_not_is_no_task(tmp_path: Path) -> None:
     with pytest.raises(job_file.NotAJobError, match="not a job: its keys are run, on"):
         job_file.load(written(tmp_path, "run: x\non: y\n"))
+
+
+#: What patterns could search the rest of a value for from each of its places on.
+REPEATED = ["{{", "{%", "${", "$(", "__", "A_", "<a", "[a", "%a", "@a", ":", ":/", "9", "a.", "a-", "{{ a }} "]
+
+
+@pytest.mark.parametrize("place", ["apiVersion", "name", "image", "gpus"])
+def test_a_value_of_any_length_takes_no_time(tmp_path: Path, place: str) -> None:
+    began = time.process_time()
+    for part in REPEATED:
+        values = dict.fromkeys(("apiVersion", "name", "image", "gpus"), "1")
+        values[place] = part * (100_000 // len(part)) + "!"
+        container = {"name": "c", "image": values["image"], "resources": {"limits": {"nvidia.com/gpu": values["gpus"]}}}
+        job = {
+            "apiVersion": f"batch/{values['apiVersion']}",
+            "kind": "Job",
+            "metadata": {"name": values["name"]},
+            "spec": {"template": {"spec": {"containers": [container]}}},
+        }
+        path = tmp_path / "job.json"
+        path.write_text(json.dumps(job), encoding="utf-8")
+        with contextlib.suppress(UserError):
+            files.check_file(path, offline=True)
+    # 16 files took 0.7 s; one pattern in quadratic time takes 10 s for one file.
+    assert time.process_time() - began < 8
+
+
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # takes no space on the disk
+    with pytest.raises(UserError, match=r"job\.yaml: more than 64 MB of text$"):
+        files.check_file(path, offline=True)

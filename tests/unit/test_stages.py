@@ -102,6 +102,49 @@ def test_a_terminal_shows_a_moving_line_that_one_line_replaces() -> None:
     assert image == "image    trainyard:mine"
 
 
+#: A title, a clipboard, a cleared screen, 8-bit forms of the same, DEL, and a return to the start of the line.
+FOREIGN = r"x\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x9d0;t\x9c\x7f\rsafe"
+
+FOREIGN_WORDS = f"""
+from rich.table import Table
+from rich.text import Text
+foreign = "{FOREIGN}"
+stages.now(foreign)
+time.sleep(0.3)
+console.warn(foreign)
+console.show(foreign)
+for cell in foreign, Text(foreign):
+    table = Table(foreign)
+    table.add_row(cell)
+    console.show(table)
+stage.done = foreign
+raise cli.UserError(foreign + chr(10) + chr(9) + "next line")
+"""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_foreign_words_move_no_cursor_and_set_no_clipboard(terminal: bool) -> None:
+    script = STARTED.format(FOREIGN_WORDS.replace("\n", "\n        "))
+    if terminal:
+        status, written = on_terminal(script, columns=200)
+        # What rich itself writes: colours, the cursor of a moving line, and how a terminal ends lines.
+        written = re.sub(r"\x1b\[(\d*(;\d+)*m|\?25[lh]|1A|2K)|\r", "", written)
+    else:
+        found = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        status, written = found.returncode, found.stderr
+    assert status == 2
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", written), repr(written)
+    assert written.count(r"x\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x9d0;t\x9c\x7f\rsafe") >= 3
+    assert written.count(r"\x1b]0;title") >= 7, "in tables too"
+    assert re.search(r"safe\n\s+next line\n$", written)
+
+
 @pytest.mark.parametrize("columns", [20, 40, 200])
 def test_the_moving_line_is_one_line_at_any_width(columns: int) -> None:
     _, written = on_terminal(STARTED.format(""), columns)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainyard.common import registration, settings
+from trainyard.common.errors import visible
 from trainyard.common.stages import NOW
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ _STYLES = {logging.WARNING: "bold yellow", logging.ERROR: "bold red"}
 def terminal() -> Console:
     """Return rich's console on stderr. Importing rich takes longer than ``--help`` may."""
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Terminal(Console):
+        def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+            for part in super().render(*args, **kwargs):
+                yield part if part.control else part._replace(text=visible(part.text))
 
     # Text of users' files is printed as it is: neither [x] nor :cat: has a meaning.
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), markup=False, emoji=False)
+    return Terminal(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty(), markup=False, emoji=False)
 
 
 def _moves() -> bool:
@@ -93,7 +100,7 @@ class Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, or begin, change or end the moving line."""
-        text = record.getMessage()
+        text = visible(record.getMessage())
         if record.levelno > NOW:
             text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
         moving = getattr(record, "moving", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -16,6 +17,11 @@ class StepFailed(Exception):
 def one_line(text: str) -> str:
     """Return a text that is not ours with line breaks and other control characters escaped."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def visible(text: str) -> str:
+    """Return a text that is not ours as the terminal may have it: with control characters escaped, in its own lines."""
+    return re.sub(r"[^\n\t]+", lambda match: one_line(match[0]), text)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -116,7 +116,16 @@ def guarded(reader: YAML, where: str, repeated: Repeated | None = None) -> YAML:
             _measure(node, {}, where, repeated)
             return super().construct_document(node)
 
-    reader.Constructor = Guarded
+    class Counted(reader.Composer):  # type: ignore[misc,name-defined]
+        nodes = 0
+
+        def compose_node(self, *args: Any) -> Any:
+            self.nodes += 1
+            if self.nodes > _MOST_VALUES:
+                raise UserError(f"{where}: more than {_MOST_VALUES:,} values")
+            return super().compose_node(*args)
+
+    reader.Constructor, reader.Composer = Guarded, Counted
     return reader
 
 

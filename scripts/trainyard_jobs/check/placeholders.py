@@ -38,20 +38,25 @@ _NUMBERS = {
 _LABELS = ("cloud.google.com/", "node.kubernetes.io/", "kueue.x-k8s.io/")
 
 #: Words of the placeholders of documents, such as PROJECT_ID and BUCKET_NAME.
-_WORDS = (
-    "ACCELERATOR|ACCOUNT|BUCKET|CLAIM|CLUSTER|COUNT|ID|IMAGE|LOCATION|MACHINE|MY|NAME|NAMESPACE|NETWORK|NUM|NUMBER|PATH|"
-    "PLACEHOLDER|PROJECT|PVC|QUEUE|REGION|REGISTRY|REPO|REPOSITORY|SECRET|TAG|TOPOLOGY|TYPE|URI|URL|USER|USERNAME|YOUR|ZONE"
-)
-_CAPITALS = re.compile(rf"(?<![A-Za-z0-9])(?:[A-Z0-9]+_)*(?:{_WORDS})(?:_[A-Z0-9]+)*(?![A-Za-z0-9])")
-_CHART = r"\{\{-?\s*(?:\.(?:Values|Release|Chart)|include|toYaml)\b.*?\}\}"
+_WORDS = {
+    "ACCELERATOR", "ACCOUNT", "BUCKET", "CLAIM", "CLUSTER", "COUNT", "ID", "IMAGE", "LOCATION", "MACHINE", "MY",
+    "NAME", "NAMESPACE", "NETWORK", "NUM", "NUMBER", "PATH", "PLACEHOLDER", "PROJECT", "PVC", "QUEUE", "REGION",
+    "REGISTRY", "REPO", "REPOSITORY", "SECRET", "TAG", "TOPOLOGY", "TYPE", "URI", "URL", "USER", "USERNAME",
+    "YOUR", "ZONE",
+}  # fmt: skip
+# Patterns take linear time: what begins a placeholder ends the search for the end of the one before it.
+_CAPITALS = re.compile(r"(?<![A-Za-z0-9])[A-Z0-9]+(?:_[A-Z0-9]+)*(?![A-Za-z0-9])")
+_REST = r"(?:(?!\{[{%]).)*?"
+_CHART = rf"\{{\{{-?\s*(?:\.(?:Values|Release|Chart)|include|toYaml)\b{_REST}\}}\}}"
 _SURE = r"\bREPLACE_(?:WITH|ME)\w*|\b\w*PLACEHOLDER\w*|\bYOUR_\w+|\bCHANGE_?ME\b|\b__[A-Z]\w*__\b"
-_ANYWHERE = re.compile(rf"\$\{{[^{{}}]*\}}|<[A-Za-z][^<>]*>|\{{\{{.*?\}}\}}|\{{%.*?%\}}|{_SURE}")
-_IN_NAMES = re.compile(r"\$\w+|\$\([^)]*\)|\{[\w.-]+\}|\[[\w .-]+\]|%\w+%|@\w+@|__\w+__")
+_ANYWHERE = re.compile(rf"\$\{{[^{{}}]*\}}|<[A-Za-z][^<>]*>|\{{\{{{_REST}\}}\}}|\{{%{_REST}%\}}|{_SURE}")
+_IN_NAMES = re.compile(r"\$\w+|\$\([^()]*\)|\{[\w.-]+\}|\[[\w .-]+\]|%\w+%|@\w+@|(?<!_)__\w+__")
 #: In text of programs: only in a single word, which is no script.
 _IN_PROGRAMS = re.compile(rf"\bREPLACE_WITH_\w+|<[Yy](?:our|OUR)[ _-][^<>]*>|\bYOUR_[A-Z0-9_]+|{_CHART}")
 #: In a file that is no YAML because of it.
 _IN_TEXT = re.compile(
-    rf"{_CHART}|\{{\{{-?\s*(?:if|else|end|range|with)\b.*?\}}\}}|(?:^|: |- )\s*(\{{\{{.*?\}}\}})|\{{%.*?%\}}"
+    rf"{_CHART}|\{{\{{-?\s*(?:if|else|end|range|with)\b{_REST}\}}\}}|"
+    rf"(?:^|: |- )\s*(\{{\{{{_REST}\}}\}})|\{{%{_REST}%\}}"
 )
 
 
@@ -107,8 +112,9 @@ def _in_value(location: tuple[Any, ...], text: str) -> str:
     if not match:
         # No tag of an image, and of a path in Cloud Storage only the bucket.
         path = re.match(r"(?:gs://|projects/)[^/]*", text)
-        plain = path[0] if path else re.sub(r"@.*|:[^/]*$", "", text) if "mage" in key else text
-        match = _CAPITALS.search(plain) if path or key in _NAMES or key.startswith(_LABELS) else None
+        plain = path[0] if path else re.sub(r"@.*|:[^/:]*$", "", text) if "mage" in key else text
+        words = _CAPITALS.finditer(plain) if path or key in _NAMES or key.startswith(_LABELS) else ()
+        match = next((word for word in words if not _WORDS.isdisjoint(word[0].split("_"))), None)
     return match[0] if match else ""
 
 

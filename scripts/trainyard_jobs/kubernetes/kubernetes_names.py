@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from trainyard.spec.yaml_source import LONGEST_NUMBER
+
 #: Most characters of a label, in the sense of DNS and of Kubernetes.
 LABEL = 63
 _SUBDOMAIN = 253
@@ -91,9 +93,9 @@ def generated(prefix: str) -> str:
 def quantity(value: object) -> Fraction | None:
     """A resource quantity, such as ``500m``, ``64Gi`` or ``8``; None if it is none."""
     match = re.fullmatch(
-        r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3}|)", str(value)
+        r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3}|)", str(value)
     )  # fmt: skip
-    if not match or isinstance(value, bool):
+    if not match or isinstance(value, bool) or len(match[0]) > LONGEST_NUMBER:
         return None
     number, suffix = Fraction(match[1].rstrip(".") if match[1].rstrip(".") else "0"), match[2]
     if suffix in _BINARY:

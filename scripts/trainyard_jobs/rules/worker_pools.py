@@ -32,7 +32,7 @@ def refused(at: str, what: str, remediation: str, severity: Severity = Severity.
 
 def parse_count(value: object) -> int:
     """Return a count, which may be text; -1 if it is none, which the schema rules report."""
-    return int(str(value)) if re.fullmatch(r"\d+", str(value)) else -1
+    return int(str(value)) if re.fullmatch(r"\d{1,20}", str(value)) else -1
 
 
 @dataclass(frozen=True)
