@@ -101,5 +101,6 @@ def test_a_missing_optional_dependency_is_one_line(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else find(name, *rest))
     status, out, err = trainyard(*arguments)
-    line = f"'trainyard {arguments[0]}' needs {module}: install 'trainyard-images[{extra}]'"
+    install = f"install Trainyard with its extra '{extra}', as in 'uv tool install .[{extra}]' in its checkout"
+    line = f"'trainyard {arguments[0]}' needs {module}: {install}"
     assert (status, out, err) == (2, "", f"{arguments[0]}: {line}\n")

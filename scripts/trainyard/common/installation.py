@@ -37,12 +37,13 @@ def require_extra(module: str, extra: str, command: str = "") -> None:
     """Check that an optional dependency is installed; call it before the import.
 
     Args:
-        module: what is imported, such as ``cryptography``.
-        extra: the extra of ``trainyard-images`` that installs it (pyproject.toml).
+        module: what is imported, such as ``sigstore``.
+        extra: the extra that installs it (pyproject.toml).
         command: the command that needs it; the extra's name if empty.
 
     Raises:
         UserError: it is not installed.
     """
     if importlib.util.find_spec(module) is None:
-        raise UserError(f"'trainyard {command or extra}' needs {module}: install 'trainyard-images[{extra}]'")
+        install = f"install Trainyard with its extra '{extra}', as in 'uv tool install .[{extra}]' in its checkout"
+        raise UserError(f"'trainyard {command or extra}' needs {module}: {install}")

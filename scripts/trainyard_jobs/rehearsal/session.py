@@ -14,7 +14,6 @@ import docker.errors
 from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.installation import require_extra
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault
@@ -129,12 +128,9 @@ def run(
         state: the state folder, for the report unless the options name another one.
         show: called with what people read: lines of the replicas as they come, and tables of the results.
     Raises:
-        UserError: the options do not fit the job, an image is missing, or an optional dependency is not installed.
+        UserError: the options do not fit the job, or an image is missing.
         StepFailed: a container could not be started.
     """
-    require_extra("cryptography", "rehearse")
-    if study:
-        require_extra("optuna", "rehearse")
     session = _Session(options, job, read(placeholder_trial(study)), state, show)
     found, problems = session.run_trials(study, read) if study else session.run_job()
     if problems:

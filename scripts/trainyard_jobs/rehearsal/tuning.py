@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.common.errors import StepFailed, nearest
-from trainyard.common.installation import require_extra
 from trainyard.spec.yaml_source import Location
 from trainyard_jobs.rehearsal.model import Trial, count
 from trainyard_jobs.schema.job_file import JobFile
@@ -160,14 +159,9 @@ def _number(value: object) -> str:
 
 
 class Search:
-    """Suggests trials one by one and learns from their measurements; the same ``seed`` gives the same values.
-
-    Raises:
-        UserError: Optuna is not installed.
-    """
+    """Suggests trials one by one and learns from their measurements; the same ``seed`` gives the same values."""
 
     def __init__(self, study: Study, seed: int = 0) -> None:
-        require_extra("optuna", "rehearse")
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
