@@ -244,7 +244,8 @@ def _run(arguments: list[str], name: str, given: list[str], goals: list[str], me
         fail(f"{name}: interrupted")
         return INTERRUPTED
     except OSError as error:
-        if error.errno is None:
+        wrong = settings.wrong_ca_bundle() if error.errno is None else _reason(error)
+        if not wrong:
             raise
-        fail(f"{name}: {_reason(error)}")
+        fail(f"{name}: {wrong}")
         return 1

@@ -190,9 +190,10 @@ def test_no_platform_gets_a_job_of_an_image_for_an_accelerator_that_asks_for_non
 ) -> None:
     line = refused("--platform", platform, target)
     assert (
-        "no '--accelerator', and an image for " in line and f"as in '--accelerator {example}', or use a target" in line
+        "no '--accelerator', and an image for " in line
+        and f"as in '--accelerator {example}' ('--image' takes any)" in line
     )
-    assert f"a target for CPUs: {others}" in line and f"(by images/{target}/image.yaml)" in line
+    assert f"targets for CPUs: {others}" in line and f"(by images/{target}/image.yaml)" in line
     if platform != "tpu-vm":  # an image that is given by its reference may be any
         assert write("--platform", platform, "--image", "us-docker.pkg.dev/p/r/i:t")
 
@@ -920,7 +921,7 @@ def test_a_warning_says_that_platforms_cannot_pull_a_local_image(trainyard: Comm
         "WARNING: trainyard:cpu is a local name of Trainyard's, which names no registry: 'trainyard job rehearse' can"
     )
     assert said in " ".join(err.split())
-    assert "no platform can pull it: push it first ('trainyard push')" in " ".join(err.split())
+    assert "no platform can pull it: push it first ('trainyard push --registry')" in " ".join(err.split())
 
 
 def test_reasons_of_waiting_pods_are_shown() -> None:

@@ -105,6 +105,19 @@ def state_folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "trainyard"
 
 
+def wrong_ca_bundle() -> str:
+    """What is wrong with the CA bundle that requests reads, in a line that names its variable; empty if nothing is."""
+    import ssl
+
+    name = next((name for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE") if os.environ.get(name)), "")
+    try:
+        if name and not os.path.isdir(os.environ[name]):
+            ssl.create_default_context(cafile=os.environ[name])
+    except OSError as error:
+        return f"{name}={os.environ[name]} is no CA bundle ({error.strerror}): name a PEM file, or unset the variable"
+    return ""
+
+
 @cache
 def ca_bundle() -> Path | None:
     """The host's CA bundle; None if none was found. Networks that inspect TLS need it, others accept it."""

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
 
 # pydantic reads the types of a TypedDict on Python 3.11 only if it is this one.
@@ -48,11 +48,20 @@ class InvalidAnswer(StepFailed):
 def model(required: dict[str, Any], optional: dict[str, Any]) -> Any:
     """Return the type of an object in JSON: name -> type of its members.
 
-    An optional member may be null, as Go's programs write it. Members that no code reads may be anything.
+    An optional member may be null, as Go's programs write it. Members that no code reads may be anything, but none of
+    these in another case, which Go's programs take for it (https://pkg.go.dev/encoding/json#Unmarshal).
     """
     members = required | {name: NotRequired[kind | None] for name, kind in optional.items()}
     made: Any = TypedDict("made", members)  # type: ignore[misc]
-    return with_config(ConfigDict(extra="allow", strict=True))(made)
+    spelled = {name.lower(): name for name in members}
+
+    def check_case(value: Any) -> Any:
+        for name in value if isinstance(value, dict) else ():
+            if spelled.get(name.lower(), name) != name:
+                raise ValueError(f"the member {name!r} is spelled {spelled[name.lower()]!r}")
+        return value
+
+    return Annotated[with_config(ConfigDict(extra="allow", strict=True))(made), BeforeValidator(check_case)]
 
 
 def many(kind: Any) -> Any:
@@ -73,6 +82,7 @@ _DESCRIPTOR = model(
 IMAGE = model(
     {"config": _DESCRIPTOR},
     {
+        "mediaType": str,
         "layers": many(_DESCRIPTOR),
         "subject": _DESCRIPTOR,
         "artifactType": str,
@@ -83,7 +93,8 @@ IMAGE = model(
 
 #: An image index, or a list of referrers.
 INDEX = model(
-    {"manifests": many(_DESCRIPTOR) | None}, {"annotations": _TEXTS, "config": type(None), "layers": type(None)}
+    {"manifests": many(_DESCRIPTOR) | None},
+    {"mediaType": str, "annotations": _TEXTS, "config": type(None), "layers": type(None)},
 )
 
 #: The configuration of an image; one of another artifact may lack them all.
@@ -98,8 +109,8 @@ CONFIGURATION = model(
     },
 )
 
-#: A page of the tags of a repository.
-TAGS = model({}, {"tags": list[str]})
+#: A page of the tags of a repository: no paths, which would be those of other documents.
+TAGS = model({}, {"tags": list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]]})
 
 #: The members of a CycloneDX document that are read (https://cyclonedx.org/docs/1.6/json/).
 _PROPERTIES = many(model({}, {"name": str, "value": str}))

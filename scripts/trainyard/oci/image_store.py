@@ -14,6 +14,7 @@ import io
 import json
 import posixpath
 import queue
+import re
 import sys
 import tarfile
 import threading
@@ -150,7 +151,9 @@ def members(
         # Not tarfile's stream mode, which copies what it skips: 5.5 s instead of 2.9 s for 1.5 GB.
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
+                file.in_header = False
                 yield tar, member
+                file.in_header = True
                 tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it has read
         file.seek(sys.maxsize)  # what follows the last entry belongs to the digests, too
     except (tarfile.TarError, zstandard.ZstdError, EOFError, OSError) as error:
@@ -192,6 +195,7 @@ class _Chunks(io.RawIOBase):
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._chunk, self._at, self._position = chunks, b"", 0, 0
+        self.in_header = True
 
     def readable(self) -> bool:
         return True
@@ -217,6 +221,9 @@ class _Chunks(io.RawIOBase):
             self._at += len(parts[-1])
             wanted -= len(parts[-1])
         data = b"".join(parts) if len(parts) != 1 else parts[0]
+        # tarfile before Python 3.11.10 and 3.12.6 looks for digits in quadratic time (CVE-2024-6232).
+        if self.in_header and re.search(rb"\d{256}", data):
+            raise tarfile.ReadError("an entry has a header with more digits than a name may have")
         self._position += len(data)
         return data
 

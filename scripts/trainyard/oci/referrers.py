@@ -15,7 +15,7 @@ from typing import Any
 
 from trainyard.common.errors import StepFailed
 from trainyard.oci.documents import INDEX as LIST
-from trainyard.oci.documents import descriptor, hashed
+from trainyard.oci.documents import InvalidAnswer, descriptor, hashed
 from trainyard.oci.image_index import INDEX, is_index
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.transport import MAX_ATTEMPTS
@@ -126,7 +126,12 @@ def listed(repository: Repository, digest: str, media_types: Collection[str]) ->
     else:
         repository.lists_referrers = False
         entries = _by_tag(repository, digest) or []
-    return [entry for entry in entries if entry.get("artifactType") in media_types]
+    found = [entry for entry in entries if entry.get("artifactType") in media_types]
+    if len(found) > 500:  # a push attaches up to five
+        raise InvalidAnswer(
+            f"{repository.name}@{digest} has {len(found):,} referrers: delete those that are not needed"
+        )
+    return found
 
 
 def fetch(repository: Repository, descriptor: dict[str, Any]) -> Artifact | None:

@@ -59,8 +59,8 @@ _CONNECTION_ERRORS = (requests.exceptions.RequestException, urllib3.exceptions.H
 #: Most bytes of an error that a registry explains.
 _ERROR_LIMIT = 1 << 20
 
-#: Most pages of a list: 10 million tags, in pages of 1,000.
-_MOST_PAGES = 10_000
+#: Most pages of a list: a million tags, in pages of 1,000.
+_MOST_PAGES = 1000
 
 #: Seconds between reading a tag again and again that is not what was written: a cache may answer once.
 _READ_AGAIN = (0.0, 0.3, 1.0)
@@ -159,7 +159,7 @@ def _explained(address: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         raise StepFailed(meaning(str(error.explanation or error), address)) from None
     except _CONNECTION_ERRORS as error:
-        raise StepFailed(meaning(_reason(error), address)) from None
+        raise StepFailed(settings.wrong_ca_bundle() or meaning(_reason(error), address)) from None
 
 
 def digest_of(reference: str) -> str | None:

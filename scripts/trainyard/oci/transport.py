@@ -7,9 +7,12 @@ to plain HTTP, sleeps as long as ``Retry-After`` says, and reads an answer whate
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import logging
 import re
+import socket
+import threading
 import time
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for an answer to begin or to go on; registries on the same host took under 0.1 s (2026-11).
 TIMEOUT = 60
 
-#: Seconds that a whole document may take: enough for 32 MiB at 2.5 Mbit/s.
+#: Seconds that the headers of an answer, and then a whole document, may take: enough for 32 MiB at 2.5 Mbit/s.
 DEADLINE = 120
 
 #: Longest wait in seconds that a registry may ask for with ``Retry-After``.
@@ -93,6 +96,30 @@ def is_private(url: str) -> bool:
     return scheme == "https" or (scheme == "http" and is_loopback(host))
 
 
+class _Timed(urllib3.connection.HTTPConnection):
+    def getresponse(self) -> Any:
+        """Wait for the status line and the headers, which may arrive byte by byte, at most :data:`DEADLINE` seconds."""
+        end = time.monotonic() + DEADLINE
+        timer = threading.Timer(DEADLINE, self.sock.shutdown, (socket.SHUT_RDWR,))
+        timer.start()
+        try:
+            return super().getresponse()
+        except (OSError, http.client.HTTPException):
+            if time.monotonic() < end:
+                raise
+            raise InvalidAnswer(f"the answer of {self.host} did not begin within {DEADLINE} s") from None
+        finally:
+            timer.cancel()
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        if not issubclass(pool.ConnectionCls, _Timed):  # each pool is kept
+            pool.ConnectionCls = type("Timed", (_Timed, pool.ConnectionCls), {})
+        return pool
+
+
 class Session(requests.Session):
     """Connect to registries and to their token services. Several threads may use one session."""
 
@@ -100,7 +127,8 @@ class Session(requests.Session):
         super().__init__()
         self.auth = lambda request: request  # or requests looks for the host in ~/.netrc
         for scheme in ("http://", "https://"):
-            self.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=MAX_CONNECTIONS, max_retries=RETRY))
+            self.mount(scheme, _Adapter(pool_maxsize=MAX_CONNECTIONS, max_retries=RETRY))
+        self.max_redirects = 5  # blobs are at another host after one or two
 
     def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
         """Drop the token at a redirect to another origin, and add none from ``~/.netrc``."""

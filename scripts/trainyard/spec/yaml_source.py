@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -111,17 +112,16 @@ def guarded(reader: YAML, where: str, repeated: Repeated | None = None) -> YAML:
         repeated: collects keys that are written more than once.
     """
 
+    nodes = itertools.count()
+
     class Guarded(reader.Constructor):  # type: ignore[misc,name-defined]  # a class that the instance holds
         def construct_document(self, node: Node) -> Any:
             _measure(node, {}, where, repeated)
             return super().construct_document(node)
 
     class Counted(reader.Composer):  # type: ignore[misc,name-defined]
-        nodes = 0
-
         def compose_node(self, *args: Any) -> Any:
-            self.nodes += 1
-            if self.nodes > _MOST_VALUES:
+            if next(nodes) == _MOST_VALUES:
                 raise UserError(f"{where}: more than {_MOST_VALUES:,} values")
             return super().compose_node(*args)
 

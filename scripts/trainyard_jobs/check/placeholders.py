@@ -38,12 +38,10 @@ _NUMBERS = {
 _LABELS = ("cloud.google.com/", "node.kubernetes.io/", "kueue.x-k8s.io/")
 
 #: Words of the placeholders of documents, such as PROJECT_ID and BUCKET_NAME.
-_WORDS = {
-    "ACCELERATOR", "ACCOUNT", "BUCKET", "CLAIM", "CLUSTER", "COUNT", "ID", "IMAGE", "LOCATION", "MACHINE", "MY",
-    "NAME", "NAMESPACE", "NETWORK", "NUM", "NUMBER", "PATH", "PLACEHOLDER", "PROJECT", "PVC", "QUEUE", "REGION",
-    "REGISTRY", "REPO", "REPOSITORY", "SECRET", "TAG", "TOPOLOGY", "TYPE", "URI", "URL", "USER", "USERNAME",
-    "YOUR", "ZONE",
-}  # fmt: skip
+_WORDS = (
+    "ACCELERATOR|ACCOUNT|BUCKET|CLAIM|CLUSTER|COUNT|ID|IMAGE|LOCATION|MACHINE|MY|NAME|NAMESPACE|NETWORK|NUM|NUMBER|PATH|"
+    "PLACEHOLDER|PROJECT|PVC|QUEUE|REGION|REGISTRY|REPO|REPOSITORY|SECRET|TAG|TOPOLOGY|TYPE|URI|URL|USER|USERNAME|YOUR|ZONE"
+)
 # Patterns take linear time: what begins a placeholder ends the search for the end of the one before it.
 _CAPITALS = re.compile(r"(?<![A-Za-z0-9])[A-Z0-9]+(?:_[A-Z0-9]+)*(?![A-Za-z0-9])")
 _REST = r"(?:(?!\{[{%]).)*?"
@@ -114,7 +112,7 @@ def _in_value(location: tuple[Any, ...], text: str) -> str:
         path = re.match(r"(?:gs://|projects/)[^/]*", text)
         plain = path[0] if path else re.sub(r"@.*|:[^/:]*$", "", text) if "mage" in key else text
         words = _CAPITALS.finditer(plain) if path or key in _NAMES or key.startswith(_LABELS) else ()
-        match = next((word for word in words if not _WORDS.isdisjoint(word[0].split("_"))), None)
+        match = next((word for word in words if re.search(rf"(?:^|_)(?:{_WORDS})(?:_|$)", word[0])), None)
     return match[0] if match else ""
 
 

@@ -68,9 +68,7 @@ _MAX_NAME = 40
 
 def is_for_gke(documents: Sequence[Mapping[str, object]]) -> bool:
     """Return whether objects name what only GKE has: its labels, annotations, drivers and TPUs."""
-    return bool(
-        re.search(r"""['"](cloud\.google\.com/|google\.com/tpu|gke-gcsfuse/|[\w.]+\.gke\.io)""", str(documents))
-    )
+    return bool(re.search(r"'(cloud\.google\.com/|google\.com/tpu|gke-gcsfuse/|[\w.]+\.gke\.io)", str(documents)))
 
 
 def hosts_of(selector: Mapping[str, object]) -> Hosts:

@@ -57,42 +57,29 @@ def expected_contents(request: Request) -> Mapping[str, Contents | None]:
     return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
 
 
-def check_gpus(request: Request) -> None:
-    """Check that the image of a target has code for the GPUs, for a job that :func:`checked` does not read.
-
-    Raises:
-        UserError: it has none; what :func:`checked` says about it.
-    """
-    contents = expected_contents(request).get(request.image)
-    misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
-    if misfit and misfit.fatal:
-        raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
-
-
 def check_device(request: Request) -> None:
     """Check that the image of a target is for the accelerator that a job asks for, or for CPUs if it asks for none.
 
     Raises:
-        UserError: it is for another; the line names the option that is missing, or the targets with trainers for the
-            same framework.
+        UserError: it is for another, or has no code for the GPUs; the line names the option that is missing, or the
+            targets with trainers for the same framework.
     """
     contents = expected_contents(request).get(request.image)
     own = machines.table().ai_platform_machines.get(request.machine or "", "")  # some have GPUs
-    if contents is None or not contents.device or request.pool or "+" in own:
+    if request.spec is None or contents is None or request.pool or "+" in own:
         return
     asked, image = "tpu" if request.tpu else "gpu" if request.gpus else "cpu", contents.device
-    framework = contents.framework or (request.spec.framework.name if request.spec else "")
+    framework = contents.framework or request.spec.framework.name
     known = f"an image for {image.upper()}s: {framework} (by {contents.source})"
+    fitting = f"targets for {asked.upper()}s: {', '.join(targets(framework, asked))}"
     if asked == "cpu" != image:
-        example = "L4" if image == "gpu" else "v5litepod-4"
-        others = ", ".join(targets(framework, "none"))
-        raise UserError(
-            f"no '--accelerator', and {known}: say which, as in '--accelerator {example}', or use a target for CPUs: "
-            f"{others} ('--image' takes any image as it is)"
-        )
+        example = f"'--accelerator {'L4' if image == 'gpu' else 'v5litepod-4'}'"
+        raise UserError(f"no '--accelerator', and {known}: say which, as in {example} ('--image' takes any); {fitting}")
     if asked != image:
-        fitting = f"targets for {asked.upper()}s: {', '.join(targets(framework, asked))}"
         raise UserError(f"invalid job: a {asked.upper()} job with {known}: {fitting}")
+    misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
+    if misfit and misfit.fatal:
+        raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
 
 def check_machine(request: Request) -> None:
@@ -110,11 +97,10 @@ def check_machine(request: Request) -> None:
 
 def local_image(request: Request) -> str:
     """Return a line about an image that only this machine has; empty for another. Such a job can be rehearsed."""
-    place = only_here(request.image)
-    local = (
-        f"{request.image} is {place}: 'trainyard job rehearse' can run it, but no platform can pull it: push it first"
+    what = (
+        "'trainyard job rehearse' can run it, but no platform can pull it: push it first ('trainyard push --registry')"
     )
-    return f"{local} ('trainyard push'), and name a registry that the platform reaches ('--registry')" if place else ""
+    return f"{request.image} is {place}: {what}" if (place := only_here(request.image)) else ""
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
     elsewhere = job.job.kind in GOOGLE or gke_objects.is_for_gke(job.job.documents)
     for reference, at in {image.reference: image.at for image in reversed(list(named(job)))}.items():
         if place := only_here(reference):
-            where = "a machine of the platform does not have it" if elsewhere else "so does a cluster that was given it"
+            where = "a machine of the platform lacks it" if elsewhere else "so does a cluster that was given it"
             yield Finding(
                 at,
                 f"{reference} is {place}",
@@ -196,7 +196,7 @@ def images_exist(job: Evidence) -> Iterator[Finding]:
     for image in named(job):
         reference, at, known = image.reference, image.at, job.images.get(image.reference)
         if reference in job.missing and reference in job.images:
-            if only_here(reference):  # images_can_be_pulled has named it
+            if only_here(reference) and job.job.kind in GOOGLE:  # images_can_be_pulled has named it
                 continue
             yield Finding(
                 at,
@@ -329,7 +329,8 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
 
 
 @rule(
-    *KINDS,
+    *VERTEX,  # AI Platform starts no jobs
+    "gke",
     severity=Severity.NOTE,
     source="docs/launcher-contract.md#r9.1 (the launcher starts on the CPU, with a warning), by the image's record, "
     "labels or packages",
@@ -345,17 +346,13 @@ def images_get_their_accelerator(job: Evidence) -> Iterator[Finding]:
                 at,
                 f"an image for {contents.device.upper()}s in a job that asks for no accelerator: "
                 f"{contents.framework or reference} (by {contents.source})",
-                "the framework trains on the CPU, and only the log says so",
+                "the framework finds the CPU alone: the training is slow, which only its log says, or fails",
                 f"ask for {contents.device.upper()}s, or use an image for CPUs",
             )
 
 
 def _may_have_accelerators(job: Evidence) -> bool:
     """Return whether a job asks for GPUs or TPUs, or its file does not say what it gets."""
-    if job.job.kind == "ai-platform":
-        roles = ("master", "worker", "parameterServer", "evaluator")
-        words = [str(job.spec.get(key)) for key in ("scaleTier", *(f"{role}Type" for role in roles))]
-        return any(_of_ai_platform(job.spec, role) for role in roles) or "TPU" in " ".join(words).upper()
     if job.job.kind != "gke":
         known = set(machines.machine_types())
         return any(_device(pool) or _gpu(pool) or pool.machine_type not in known for pool in worker_pools.pools(job))
@@ -371,10 +368,10 @@ def _may_have_accelerators(job: Evidence) -> bool:
 
 
 def targets(framework: str, device: str) -> list[str]:
-    """Return the targets for ``gpu`` or ``tpu`` whose trainers are for the framework of an image, ``jax 0.12.0``."""
+    """Return the targets for ``cpu``, ``gpu`` or ``tpu`` whose trainers are for the framework, ``jax 0.12.0``."""
     known, name = model.recommended(), framework.partition(" ")[0]
     package = next((spec.trainers.package for spec in known if name.startswith(spec.framework.name)), None)
-    fitting = [spec for spec in known if spec.accelerator == {"gpu": "nvidia"}.get(device, device)]
+    fitting = [spec for spec in known if spec.accelerator == {"gpu": "nvidia", "cpu": "none"}.get(device, device)]
     return [spec.target for spec in fitting if package in (None, spec.trainers.package)]
 
 

@@ -146,7 +146,6 @@ class AiPlatform(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         """The job, and below it the Vertex AI job that replaces it, as a comment: the file stays one document."""
         old = config(request)
-        writing.check_gpus(request)
         successor = ai_platform_migration.migrate(old)
         file = file or self.file_name
         command = submit_command(request, file)

@@ -120,7 +120,6 @@ class SkyPilot(Platform):
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
         writing.check_machine(request)
-        writing.check_gpus(request)
         if request.disk and request.disk.type:
             raise UserError(f"SkyPilot chooses the type of the disk: give its size alone, '--disk {request.disk.size}'")
         command = self._command(request, file or self.file_name)

@@ -91,7 +91,6 @@ class Slurm(Platform):
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
         _check(request)
-        writing.check_gpus(request)
         command = ["sbatch", file or self.file_name]
         head = writing.script_header(request, f"Submit it with: {shlex.join(command)}")
         lines = [f"#SBATCH {word}" for word in directives(request)]
