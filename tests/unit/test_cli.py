@@ -441,6 +441,25 @@ def test_a_removed_current_folder_is_named(tmp_path: Path, words: str) -> None:
     assert found.stderr == f"{words.split()[0]}: the current folder was removed: change to another one\n"
 
 
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+@pytest.mark.parametrize(
+    ("text", "why"), [(None, "No such file or directory"), ("no certificate", "no certificate or crl found")]
+)
+def test_a_ca_bundle_that_is_none_is_one_line_with_its_variable(
+    tmp_path: Path, variable: str, text: str | None, why: str
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    if text is not None:
+        bundle.write_text(text, encoding="utf-8")
+    others = dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), "")
+    found = direct("find", "torch", "--registry", "registry.invalid:1/ml", **others | {variable: str(bundle)})
+    assert "Traceback" not in found.stderr and found.returncode in (1, 2)
+    last = found.stderr.splitlines()[-1]
+    assert re.fullmatch(
+        rf"find: {variable}={bundle} is no CA bundle \(.*{why}.*\): name a PEM file, or unset the variable", last, re.I
+    )
+
+
 def test_the_hosts_ca_bundle_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundle = tmp_path / "ca.pem"
     bundle.touch()

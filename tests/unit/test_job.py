@@ -921,7 +921,7 @@ def test_a_warning_says_that_platforms_cannot_pull_a_local_image(trainyard: Comm
         "WARNING: trainyard:cpu is a local name of Trainyard's, which names no registry: 'trainyard job rehearse' can"
     )
     assert said in " ".join(err.split())
-    assert "no platform can pull it: push it first ('trainyard push --registry')" in " ".join(err.split())
+    assert "no platform can pull it: 'trainyard push' it, give '--registry'" in " ".join(err.split())
 
 
 def test_reasons_of_waiting_pods_are_shown() -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import requests
-from tests.fakes.registry import Registry, RegistryError, sha256
+from tests.fakes.registry import Answer, Registry, RegistryError, sha256
 from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed
 from trainyard.oci import referrers
+from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 
@@ -84,6 +85,21 @@ def test_every_page_of_the_api_is_read(registry: Registry) -> None:
     registry.referrers_per_page = 2
     made = referrers.attach(place(registry), SUBJECT, [Artifact(bytes([one]), SBOM) for one in range(5)])
     assert list(artifacts_of(place(registry), SUBJECT.digest, [SBOM])) == made
+
+
+def test_thousands_of_artifacts_are_not_fetched(registry: Registry) -> None:
+    entry = {"mediaType": SUBJECT.media_type, "size": 1, "artifactType": SBOM}
+    made = [entry | {"digest": sha256(str(number).encode())} for number in range(600)]
+    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": made}).encode()
+
+    def answer(method: str, path: str, given: Answer) -> Answer:
+        given.body, given.status = index, 200
+        return given
+
+    registry.after = answer
+    with pytest.raises(InvalidAnswer, match="has 600 referrers: delete those that are not needed"):
+        artifacts_of(place(registry), SUBJECT.digest, [SBOM])
+    assert len(registry.requests) == 1
 
 
 def test_the_list_under_the_tag_is_what_the_api_would_answer_and_is_written_once(old: Registry) -> None:

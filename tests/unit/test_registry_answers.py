@@ -9,7 +9,11 @@ import itertools
 import json
 import re
 import shutil
+import socket
+import ssl
 import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +34,10 @@ from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, predicates, promotion
 from trainyard.release.keys import KeySigner
 from trainyard.spec import model, naming, state
+from trainyard_jobs.rehearsal import certificates
 
 OCI = "application/vnd.oci.image"
+IMAGE = f"{OCI}.manifest.v1+json"
 Command = Callable[..., tuple[int, str, str]]
 VERSION = model.load("tf-cpu").version
 SBOM = {
@@ -346,6 +352,28 @@ def test_a_header_of_a_layer_may_not_be_as_long_as_it_likes() -> None:
         list(image_store.members(stream))
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE])
+def test_a_header_of_digits_takes_no_time(kind: bytes) -> None:
+    """In quadratic time, as Python reads it before 3.11.10 and 3.12.6, it takes hours."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = kind, 4 << 20
+    stream = io.BufferedReader(io.BytesIO(header.tobuf() + b"1" * header.size))  # type: ignore[arg-type]
+    with pytest.raises(StepFailed, match="a header with more digits than a name may have"):
+        list(image_store.members(stream))
+
+
+def test_contents_and_names_of_digits_are_read() -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in ("1" * 200, "2" * 200):
+            member = tarfile.TarInfo(name)
+            member.size = 5000
+            tar.addfile(member, io.BytesIO(b"7" * 5000))
+    made.seek(0)
+    read = [tar.extractfile(member).read() for tar, member in image_store.members(io.BufferedReader(made))]  # type: ignore
+    assert read == [b"7" * 5000] * 2
+
+
 # --- limits ----------------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +404,88 @@ def test_a_document_that_trickles_is_given_up(
     registry.after = answer
     with pytest.raises(InvalidAnswer, match="did not arrive within 0 s"):
         place.manifest("image")
+
+
+@pytest.mark.parametrize("sent", ["", "HTTP/1.1 200 OK\r\nX-Dripping: "])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_headers_that_trickle_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent: str, scheme: str
+) -> None:
+    """No single byte is waited for long: each is followed by the next one."""
+    monkeypatch.setattr(transport, "DEADLINE", 0.5)
+    authority, server_pem = tmp_path / "authority.pem", tmp_path / "server.pem"
+    for file, pem in zip((authority, server_pem), certificates.make(["localhost"]), strict=True):
+        file.write_bytes(pem)
+    over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.recv(65536)
+            connection.sendall(sent.encode())
+            while not over.wait(0.02):
+                connection.sendall(b"H")
+
+    with socket.create_server(("localhost", 0)) as listening:
+        server = listening
+        if scheme == "https":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(server_pem)
+            server = context.wrap_socket(listening, server_side=True)
+        thread = threading.Thread(target=lambda: drip(server.accept()[0]))
+        thread.start()
+        url = f"{scheme}://localhost:{server.getsockname()[1]}/v2/"
+        began = time.monotonic()
+        with pytest.raises(InvalidAnswer, match=r"^the answer of localhost did not begin within 0\.5 s$"):
+            transport.Session().get(url, verify=str(authority), timeout=transport.TIMEOUT, stream=True)
+        assert time.monotonic() - began < transport.TIMEOUT / 2
+        over.set()
+        thread.join()
+
+
+def test_an_answer_that_leads_from_place_to_place_is_given_up(registry: Registry, place: Repository) -> None:
+    put(registry, "image")
+
+    def answer(method: str, path: str, given: Answer) -> Answer:
+        given.status, given.headers["Location"] = 307, f"{path}?again"
+        return given
+
+    registry.after = answer
+    with pytest.raises(StepFailed, match="Exceeded 5 redirects"):
+        place.manifest("image")
+    assert len(registry.requests) == 6
+
+
+@pytest.mark.parametrize(
+    ("member", "other"), [("layers", "Layers"), ("config", "CONFIG"), ("mediaType", "mediatype"), ("digest", "Digest")]
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_member_in_another_case_is_refused(
+    registry: Registry, place: Repository, member: str, other: str, beside: bool
+) -> None:
+    """Docker, which is written in Go, reads it as the member."""
+    text = put(registry, "image").body.replace(
+        b'"schemaVersion":2', f'"schemaVersion":2,"mediaType":"{IMAGE}"'.encode()
+    )
+    key = f'"{member}":'.encode()
+    found = re.search(re.escape(key) + rb'(\[.*?\]|\{.*?\}|".*?")', text)
+    assert found
+    changed = found[0].replace(key, f'"{other}":'.encode())
+    odd = text.replace(found[0], found[0] + b"," + changed if beside else changed, 1)
+    assert json.loads(odd) and odd != text
+    registry.manifests["odd"] = (IMAGE, odd)
+    with pytest.raises(InvalidAnswer, match=f"the member '{other}' is spelled '{member}'"):
+        place.manifest("odd")
+
+
+@pytest.mark.parametrize("name", ["../../../secret/x", "a/b", "x\x1b[2J", "", "-a", "a?n=1", "%2e%2e", "a" * 129])
+def test_a_listed_tag_is_no_path(registry: Registry, place: Repository, name: str) -> None:
+    def answer(method: str, path: str, given: Answer) -> Answer:
+        given.body = json.dumps({"name": "x", "tags": ["good", name]}).encode()
+        return given
+
+    registry.after = answer
+    with pytest.raises(InvalidAnswer, match=r"is malformed: tags\.1: String should match pattern"):
+        place.tags()
 
 
 @pytest.mark.parametrize(

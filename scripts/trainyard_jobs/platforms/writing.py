@@ -97,9 +97,7 @@ def check_machine(request: Request) -> None:
 
 def local_image(request: Request) -> str:
     """Return a line about an image that only this machine has; empty for another. Such a job can be rehearsed."""
-    what = (
-        "'trainyard job rehearse' can run it, but no platform can pull it: push it first ('trainyard push --registry')"
-    )
+    what = "'trainyard job rehearse' can run it, but no platform can pull it: 'trainyard push' it, give '--registry'"
     return f"{request.image} is {place}: {what}" if (place := only_here(request.image)) else ""
 
 

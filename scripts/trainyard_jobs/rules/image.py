@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import re
 from collections.abc import Iterator
@@ -180,10 +179,8 @@ def only_here(reference: str) -> str:
     """Return where an image is that no other machine can pull; empty if others may be able to."""
     if is_loopback(reference):
         return "at a registry on this machine"
-    with contextlib.suppress(UserError):
-        if Reference.parse(reference).name == f"{DOCKER_HUB}/library/{NAME}":
-            return "a local name of Trainyard's, which names no registry"
-    return ""
+    ours = not why_unusable(reference) and Reference.parse(reference).name == f"{DOCKER_HUB}/library/{NAME}"
+    return "a local name of Trainyard's, which names no registry" if ours else ""
 
 
 @rule(
@@ -354,13 +351,11 @@ def images_get_their_accelerator(job: Evidence) -> Iterator[Finding]:
 def _may_have_accelerators(job: Evidence) -> bool:
     """Return whether a job asks for GPUs or TPUs, or its file does not say what it gets."""
     if job.job.kind != "gke":
-        known = set(machines.machine_types())
-        return any(_device(pool) or _gpu(pool) or pool.machine_type not in known for pool in worker_pools.pools(job))
+        pools, known = worker_pools.pools(job), machines.machine_types()
+        return any(_device(pool) or _gpu(pool) or pool.machine_type not in known for pool in pools)
     documents = job.job.documents
-    if any(train_jobs.is_train_job(one) and not train_jobs.runtime_of(one, documents) for one in documents):
-        return True
     # GPUs and TPUs are extended resources, whose names have a slash, or claims of Dynamic Resource Allocation.
-    return any(
+    return any(train_jobs.is_train_job(one) and not train_jobs.runtime_of(one, documents) for one in documents) or any(
         ("limits" in location and "/" in str(location[-1])) or "claims" in location
         for document in documents
         for location, _ in fields.walk(document)
