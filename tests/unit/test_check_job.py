@@ -888,8 +888,9 @@ def test_a_field_of_the_wrong_type_is_refused_with_its_line_before_a_rehearsal(
     assert "job.yaml:5: workerPoolSpecs.0.containerSpec: [1] is not a mapping of fields" in " ".join(err.split())
 
 
-def test_an_error_that_no_field_explains_is_not_hidden() -> None:
-    job = evidence(ONE).job
+@pytest.mark.parametrize("image", [IMAGE, "trainyard:c"])
+def test_an_error_that_no_field_explains_is_not_hidden(image: str) -> None:
+    job = evidence(changed(ONE, f"{P}.0.containerSpec.imageUri", image)).job
     with pytest.raises(KeyError), files.explain_invalid_fields(job):
         raise KeyError("x")
 
