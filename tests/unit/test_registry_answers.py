@@ -344,6 +344,21 @@ def test_layers_that_grow_without_measure_are_refused(
         inventory.read_layer(stream, image_store.Expected(sha256(tar.getvalue()), len(blob)))
 
 
+def test_a_package_whose_metadata_is_a_hard_link_is_listed() -> None:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        member = tarfile.TarInfo("opt/site/other")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("opt/site/Some_Package-1.2.dist-info/METADATA")
+        link.type, link.linkname = tarfile.LNKTYPE, "opt/site/other"
+        tar.addfile(link)
+    made.seek(0)
+    found = inventory.read_layer(io.BufferedReader(made))  # type: ignore[arg-type]
+    assert [(name, one.version) for name, one in found.python.items()] == [("some-package", "1.2")]
+    assert found.size == 3
+
+
 def test_a_header_of_a_layer_may_not_be_as_long_as_it_likes() -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 200 << 20

@@ -124,12 +124,15 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
     """Read one layer's lists of packages; see :func:`trainyard.oci.image_store.members`."""
     found = LayerPackages()
     for tar, member in image_store.members(stream, expected):
-        if not member.isreg():
-            continue
-        found.size += member.size
         path = posixpath.normpath(member.name).lstrip("/")
         folder, name = posixpath.split(path)
         metadata = name == "METADATA" and folder.endswith(".dist-info")
+        if metadata and member.islnk():  # the file was passed: the folder has the name and the version
+            project, _, version = posixpath.basename(folder).removesuffix(".dist-info").partition("-")
+            found.python[canonicalize_name(project)] = InstalledPackage(project, version)
+        if not member.isreg():
+            continue
+        found.size += member.size
         if member.size > _LIMIT or not (metadata or path == _STATUS or path in _RELEASE):
             continue
         file = tar.extractfile(member)
