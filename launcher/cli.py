@@ -313,7 +313,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     exporting.refuse_tpu_node(facts, decision)
     if decision.runtime == "tpu-local":
         _complete_slice(facts, decision)
-    cluster = clusters.resolve(env, settings, decision.slice)
+    cluster = clusters.resolve(env, settings, decision.slice, processes.starts_processes(command))
     if image.framework == "jax":
         from launcher import jax
 

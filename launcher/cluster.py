@@ -5,6 +5,8 @@ SOURCES is the table of R13: where coordinates come from, in order.
 
 from __future__ import annotations
 
+import os
+
 from launcher import address
 from launcher.coordinates import DEFAULT_PORT, LOCAL_ADDR, MAX_NODES, Cluster, Task, master_port
 from launcher.errors import LaunchError, config_error
@@ -298,58 +300,16 @@ def _slices(env: Mapping[str, str]) -> tuple[int, int]:
     return count, integer("MEGASCALE_SLICE_ID", number, 0, count - 1)
 
 
-def _open_mpi(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
+def _scheduler(function: str, *arguments: str) -> Callable[[Mapping[str, str], Slice | None], Cluster | None]:
+    """Return a function of `schedulers` as a reader of a row; the module is imported only if the row is read."""
 
-    return schedulers.open_mpi(env)
+    def read(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
+        from launcher import schedulers
 
+        cluster: Cluster | None = getattr(schedulers, function)(env, *arguments)
+        return cluster
 
-def _hydra(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.hydra(env)
-
-
-def _slurm(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.slurm(env)
-
-
-def _leader_worker_set(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.leader_worker_set(env)
-
-
-def _volcano(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.volcano(env)
-
-
-def _sagemaker(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.sagemaker(env)
-
-
-def _sky_pilot(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.numbered(env, schedulers.SKYPILOT)
-
-
-def _dstack(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.numbered(env, schedulers.DSTACK)
-
-
-def _aws_batch(env: Mapping[str, str], _: Slice | None) -> Cluster | None:
-    from launcher import schedulers
-
-    return schedulers.numbered(env, schedulers.AWS_BATCH)
+    return read
 
 
 class Source:
@@ -377,6 +337,46 @@ class Source:
         self.variables = variables
 
 
+def _numbered(rule: str, name: str, rank: str, size: str, addresses: str, head: str = "") -> Source:
+    """Return the row of a platform that numbers the nodes of a job, see `schedulers.numbered`."""
+    return Source(
+        rule,
+        (rank,),
+        _scheduler("numbered", name, rank, size, addresses, head),
+        (size, addresses, *filter(None, [head])),
+    )
+
+
+def _ranked(rule: str, name: str, prefix: str, address: str = "") -> Source:
+    """Return the row of a launcher of ranks whose variables have a prefix, see `schedulers.ranked`."""
+    others = (f"{prefix}RANK", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE", *filter(None, [address]))
+    return Source(rule, (f"{prefix}SIZE",), _scheduler("ranked", name, prefix, address), others)
+
+
+# Platforms that number the nodes of a job.
+PLATFORMS = (
+    _numbered("R13.22", "SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
+    _numbered("R13.23", "dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP"),
+    _numbered(
+        "R13.24",
+        "AWS Batch",
+        "AWS_BATCH_JOB_NODE_INDEX",
+        "AWS_BATCH_JOB_NUM_NODES",
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX",
+    ),
+    _numbered("R13.28", "RunPod", "NODE_RANK", "NUM_NODES", "PRIMARY_ADDR"),
+    Source(
+        "R13.29",
+        ("LEPTON_JOB_WORKER_INDEX",),
+        _scheduler("lepton"),
+        ("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_JOB_NAME", "LEPTON_SUBDOMAIN"),
+    ),
+    _numbered("R13.30", "Beaker", "BEAKER_REPLICA_RANK", "BEAKER_REPLICA_COUNT", "BEAKER_LEADER_REPLICA_HOSTNAME"),
+    _numbered("R13.31", "Metaflow", "MF_PARALLEL_NODE_INDEX", "MF_PARALLEL_NUM_NODES", "MF_PARALLEL_MAIN_IP"),
+    _numbered("R13.32", "NGC", "NGC_ARRAY_INDEX", "NGC_ARRAY_SIZE", "NGC_MASTER_ADDR"),
+)
+
 # What counts processes comes first: variables that count nodes are inherited by every process of a node.
 SOURCES = (
     Source("R13.1", ("TORCHELASTIC_RUN_ID",), _torchelastic, ("GROUP_RANK", "GROUP_WORLD_SIZE")),
@@ -384,14 +384,16 @@ SOURCES = (
     Source(
         "R13.10",
         ("OMPI_COMM_WORLD_SIZE",),
-        _open_mpi,
+        _scheduler("open_mpi"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_orte_hnp_uri"),
     ),
-    Source("R13.11", ("PMI_SIZE",), _hydra, ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    Source("R13.11", ("PMI_SIZE",), _scheduler("hydra"), ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    _ranked("R13.33", "Horovod", "HOROVOD_", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+    _ranked("R13.34", "MVAPICH", "MV2_COMM_WORLD_"),
     Source(
         "R13.12",
         ("SLURM_STEP_ID", "SLURM_PROCID"),
-        _slurm,
+        _scheduler("slurm"),
         (
             "SLURM_STEP_NUM_TASKS",
             "SLURM_STEP_NUM_NODES",
@@ -423,21 +425,15 @@ SOURCES = (
         _indexed_job,
         ("NNODES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "JOBSET_NAME", "REPLICATED_JOB_NAME"),
     ),
-    Source("R13.14", ("LWS_GROUP_SIZE",), _leader_worker_set, ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
-    Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _volcano, ("HOSTNAME",)),
-    Source("R13.16", ("SM_HOSTS", "TRAINING_JOB_NAME"), _sagemaker, ("SM_CURRENT_HOST",)),
-    Source("R13.22", ("SKYPILOT_NODE_RANK",), _sky_pilot, ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")),
-    Source("R13.23", ("DSTACK_NODE_RANK",), _dstack, ("DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")),
+    Source("R13.14", ("LWS_GROUP_SIZE",), _scheduler("leader_worker_set"), ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
+    Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _scheduler("volcano"), ("HOSTNAME",)),
     Source(
-        "R13.24",
-        ("AWS_BATCH_JOB_NODE_INDEX",),
-        _aws_batch,
-        (
-            "AWS_BATCH_JOB_NUM_NODES",
-            "AWS_BATCH_JOB_MAIN_NODE_INDEX",
-            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
-        ),
+        "R13.16",
+        ("SM_HOSTS", "TRAINING_JOB_NAME"),
+        _scheduler("sagemaker"),
+        ("SM_CURRENT_HOST", "SM_CURRENT_INSTANCE_GROUP_HOSTS"),
     ),
+    *PLATFORMS,
 )
 
 # The variables of these sources, for `--explain`.
@@ -449,7 +445,9 @@ SIGNALS = tuple(
 )
 
 
-def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = None) -> Cluster:
+def resolve(
+    env: Mapping[str, str], settings: Settings, found: Slice | None = None, starts_processes: bool = False
+) -> Cluster:
     """The coordinates from the first source that has any (R13).
 
     Args:
@@ -457,6 +455,7 @@ def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = No
         settings: LAUNCHER_MASTER_ADDR and LAUNCHER_MASTER_PORT replace the source's address: node 0 needs a port that
             is free, and the 2222 of a CLUSTER_SPEC is the port of a Kubernetes service.
         found: the TPU slice of this host, if any.
+        starts_processes: the command, such as torchrun, gets the coordinates as arguments.
 
     Raises:
         LaunchError: (2) if that source is invalid, or no source resolves a size over one (R13.18).
@@ -480,6 +479,8 @@ def resolve(env: Mapping[str, str], settings: Settings, found: Slice | None = No
         cluster = Cluster("single node")
     if cluster.source == "single node":
         _refuse_unknown(explicit)
+        if not starts_processes:
+            _refuse_alone(env)
     if not cluster.given and not (found and cluster.source == found.source):
         _use_master_variables(cluster, explicit)
     if settings.master_addr:
@@ -507,9 +508,11 @@ RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
     ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"),
-    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
-    ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM"),
-    ("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    *((row.signals[0], row.variables[0]) for row in PLATFORMS),
+    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Cloud's Batch
+    ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun of LSF
     ("PALS_RANKID", ""),  # mpiexec of HPE Cray; its PMI_RANK and PMI_SIZE are refused below
@@ -521,6 +524,7 @@ ADDRESSES = {
     "JAX_PROCESS_ID": "set JAX_COORDINATOR_ADDRESS to HOST:PORT of process 0",
 }
 RESOLVE = "set RANK, WORLD_SIZE and MASTER_ADDR, or NODE_RANK, NNODES and MASTER_ADDR"
+ALONE = "NODE_RANK=0 and NNODES=1 if it trains alone"
 
 
 def _refuse_unknown(env: Mapping[str, str]) -> None:
@@ -533,7 +537,7 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
         if size and text(env, rank) and _number(env, size, 1) > 1:
             raise config_error(
                 f"{rank}={text(env, rank)[:20]} and {size}={text(env, size)[:20]} are set, but the address of node 0 "
-                f"is unknown: {ADDRESSES.get(rank, RESOLVE)}"
+                f"is unknown: {ADDRESSES.get(rank, f'{RESOLVE}; {ALONE}')}"
             )
     ranks = max(_number(env, "PMI_ID", 0), _number(env, "PMI_RANK", 0), _number(env, "MPI_LOCALNRANKS", 1) - 1)
     if ranks > 0 and not text(env, "PMI_SIZE"):
@@ -550,6 +554,42 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
         from launcher import schedulers
 
         schedulers.refuse_determined(env)
+
+
+def _refuse_alone(env: Mapping[str, str]) -> None:
+    """Refuse a node with a WORLD_SIZE over 1, or another host in MASTER_ADDR, that no source numbers (R13.18).
+
+    A size of 1 of any source says that the node is alone. In a batch script of Slurm they are for the steps.
+    """
+    if text(env, "SLURM_JOB_ID") or any(_number(env, size, 0) == 1 for _, size in RANKS):
+        return
+    what, head = f"WORLD_SIZE is {text(env, 'WORLD_SIZE')[:20]}", text(env, "MASTER_ADDR")
+    if _number(env, "WORLD_SIZE", 1) == 1:
+        ranked = bool(text(env, "NODE_RANK") or text(env, "RANK"))
+        if not head or not _is_elsewhere(address.split("MASTER_ADDR", head)[0], ranked):
+            return
+        what = f"MASTER_ADDR is {head[:60]}"
+    raise config_error(
+        f"{what}, but nothing says which node of how many this is: set NODE_RANK, NNODES and MASTER_ADDR; {ALONE}"
+    )
+
+
+def _is_elsewhere(host: str, ranked: bool) -> bool:
+    """Whether an address is that of another host; of a node that has a rank, any that other hosts could reach."""
+    if host == "localhost" or host.startswith("127.") or host in ("::1", "0.0.0.0", "::"):
+        return False
+    if ranked or host.partition(".")[0] == os.uname().nodename.partition(".")[0]:
+        return ranked
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.inet_pton(family, host)  # names are not looked up
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # only an address of this host can be bound
+        return False
+    except OSError:
+        return True
 
 
 def _warn_of_other_ranks(cluster: Cluster, env: Mapping[str, str]) -> None:

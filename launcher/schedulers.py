@@ -1,4 +1,4 @@
-"""Coordinates from schedulers of processes, pods and machines (R13.10 to R13.16, R13.22 to R13.24).
+"""Coordinates from schedulers of processes, pods and machines (R13.10 to R13.16, R13.22 to R13.24, R13.28 to R13.34).
 
 Imported only if their variables are set.
 """
@@ -269,13 +269,16 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
     """A container of a SageMaker training job (R13.16).
 
     SM_HOSTS and SM_CURRENT_HOST are set by SageMaker's own toolkit. Without it there is a file with the same content.
+    The hosts of a heterogeneous cluster that train together are those of one instance group.
     """
     import json
 
     found: object
     try:
         if text(env, "SM_HOSTS"):
-            found = {"hosts": json.loads(text(env, "SM_HOSTS")), "current_host": text(env, "SM_CURRENT_HOST")}
+            group = text(env, "SM_CURRENT_INSTANCE_GROUP_HOSTS") or "[]"  # "[]" if the job has no groups
+            hosts = json.loads(group) or json.loads(text(env, "SM_HOSTS"))
+            found = {"hosts": hosts, "current_host": text(env, "SM_CURRENT_HOST")}
         else:
             with open(text(env, "LAUNCHER_SYSROOT").rstrip("/") + SAGEMAKER_FILE, "rb", opener=regular) as file:
                 found = json.loads(file.read(MAX_FILE).decode("utf-8"))
@@ -283,7 +286,7 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
         return None
     except (ValueError, RecursionError):
         raise config_error(f"{_sagemaker_source(env)} is not JSON") from None
-    hosts = found.get("hosts") if isinstance(found, dict) else None
+    hosts = _group(found) or (found.get("hosts") if isinstance(found, dict) else None)
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
         raise config_error(f"{_sagemaker_source(env)} must have a list of the names of the hosts")
     if len(hosts) < 2:
@@ -299,69 +302,85 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
     return Cluster("SageMaker", hosts.index(current), len(hosts), host, master_port(env) or port or DEFAULT_PORT)
 
 
+def _group(config: object) -> object:
+    """The hosts of this host's instance group in resourceconfig.json; None if it names none (R13.16)."""
+    groups = config.get("instance_groups") if isinstance(config, dict) else None
+    own = config.get("current_group_name") if isinstance(config, dict) else None
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and group.get("instance_group_name") == own:
+            return group.get("hosts")
+    return None
+
+
 def _sagemaker_source(env: Mapping[str, str]) -> str:
     return "SM_HOSTS" if text(env, "SM_HOSTS") else SAGEMAKER_FILE
 
 
-class Numbered:
-    """Describe a platform that numbers the nodes of a job in variables.
-
-    Attributes:
-        source: name of the platform.
-        rank, size: the variables with the number of this node and of all nodes.
-        addresses: the variable with the address of node 0, first of those that blanks separate.
-        head: the variable with the number of the node that the address is of, and that does not know its own; "" if
-            that is node 0, and every node knows the address.
-    """
-
-    __slots__ = ("addresses", "head", "rank", "size", "source")
-
-    def __init__(self, source: str, rank: str, size: str, addresses: str, head: str = "") -> None:
-        self.source = source
-        self.rank = rank
-        self.size = size
-        self.addresses = addresses
-        self.head = head
-
-
-SKYPILOT = Numbered("SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
-DSTACK = Numbered("dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP")
-AWS_BATCH = Numbered(
-    "AWS Batch",
-    "AWS_BATCH_JOB_NODE_INDEX",
-    "AWS_BATCH_JOB_NUM_NODES",
-    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
-    head="AWS_BATCH_JOB_MAIN_NODE_INDEX",
-)
-
-
-def numbered(env: Mapping[str, str], platform: Numbered) -> Cluster | None:
-    """Return the coordinates of a node that a platform has numbered (R13.22 to R13.24); None for the only node.
+def numbered(
+    env: Mapping[str, str], name: str, number: str, count: str, addresses: str, head: str = ""
+) -> Cluster | None:
+    """Return the coordinates of a node that a platform has numbered (R13.22 to R13.32); None for the only node.
 
     The main node of AWS Batch need not be the first one. It becomes node 0, and the nodes after it are numbered on,
     because the node whose address is known has to be node 0.
 
+    Args:
+        name: the platform.
+        number, count: the variables with the number of this node and of all nodes.
+        addresses: the variable with the address of node 0, first of those that blanks separate.
+        head: the variable with the number of the node that the address is of, and that does not know its own; "" if
+            that is node 0, and every node knows the address.
+
     Raises:
         LaunchError: (2) if a number is invalid, or the address of node 0 is unknown.
     """
-    if not text(env, platform.size):
+    if not text(env, count):
         return None  # refused by R13.18 if the rank is over 0
-    size = _count(env, platform.size)
+    size = _count(env, count)
     if size == 1:
         return None
-    rank = _rank(env, platform.rank, size)
-    if platform.head and text(env, platform.head):
-        rank = (rank - _rank(env, platform.head, size)) % size
-    words = (text(env, platform.addresses) or text(env, "MASTER_ADDR")).split()
-    if not words and platform.head and rank == 0:
+    rank = _rank(env, number, size)
+    if head and text(env, head):
+        rank = (rank - _rank(env, head, size)) % size
+    words = (text(env, addresses) or text(env, "MASTER_ADDR")).split()
+    if not words and head and rank == 0:
         words = [LOCAL_ADDR]  # the other nodes know the address of this one
     if not words:
         raise config_error(
-            f"{platform.size} is {size}, but {platform.addresses} is unset: the address of node 0 is unknown; pass "
-            f"{platform.addresses} on, or set MASTER_ADDR"
+            f"{count} is {size}, but {addresses} is unset: the address of node 0 is unknown; pass "
+            f"{addresses} on, or set MASTER_ADDR"
         )
-    host, port = address.split(platform.addresses, words[0])
-    return Cluster(platform.source, rank, size, host, master_port(env) or port or DEFAULT_PORT)
+    host, port = address.split(addresses, words[0])
+    cluster = Cluster(name, rank, size, host, master_port(env) or port or DEFAULT_PORT)
+    cluster.recounted = not text(env, "RANK")  # WORLD_SIZE of RunPod counts GPUs
+    return cluster
+
+
+def lepton(env: Mapping[str, str]) -> Cluster | None:
+    """A worker of a batch job of DGX Cloud Lepton (R13.29), whose names are those in NVIDIA's own scripts."""
+    job = text(env, "LEPTON_JOB_NAME")
+    prefix, domain = text(env, "LEPTON_JOB_SERVICE_PREFIX") or job, text(env, "LEPTON_SUBDOMAIN") or f"{job}-job-svc"
+    first = {"LEPTON_JOB_NAME": f"{prefix}-0.{domain}" if prefix else ""}
+    return numbered({**env, **first}, "Lepton", "LEPTON_JOB_WORKER_INDEX", "LEPTON_JOB_TOTAL_WORKERS", *first)
+
+
+def ranked(env: Mapping[str, str], name: str, prefix: str, head: str) -> Cluster | None:
+    """Return the coordinates of a rank of Horovod or MVAPICH, whose variables have a prefix (R13.33, R13.34).
+
+    `head` is the variable with the address of the host that starts the ranks, which for Horovod has the first ones; ""
+    if there is none.
+    """
+    size = _count(env, prefix + "SIZE")
+    if size == 1:
+        return None
+    local = _count(env, prefix + "LOCAL_SIZE")
+    task = Task(_rank(env, prefix + "RANK", size), size, _rank(env, prefix + "LOCAL_RANK", local), local)
+    host = text(env, head) if head else ""
+    if local < size and not (host or text(env, "MASTER_ADDR")):
+        raise config_error(
+            f"{name} started {size} ranks, but the address of rank 0 is unknown: set MASTER_ADDR for all"
+        )
+    return _processes(env, name, task, host or LOCAL_ADDR, None)
 
 
 def refuse_determined(env: Mapping[str, str]) -> None:

@@ -134,7 +134,7 @@ MEGASCALE = {"MEGASCALE_COORDINATOR_ADDRESS": "job-slice-0-0.job:8080", "MEGASCA
             {"NNODES": "4"}, ("single node", "master", 0, 1, "127.0.0.1", 0), id="size-without-a-rank"
         ),
         pytest.param(
-            {"WORLD_SIZE": "16", "MASTER_ADDR": "m"},
+            {"WORLD_SIZE": "16", "MASTER_ADDR": "m", "SLURM_JOB_ID": "7"},
             ("single node", "master", 0, 1, "m", 0),
             id="WORLD_SIZE-of-a-batch-script",
         ),

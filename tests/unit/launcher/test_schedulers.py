@@ -120,6 +120,72 @@ def aws_batch(index: int, size: int, main: int = 0) -> dict[str, str]:
     }
 
 
+def run_pod(rank: int, size: int = 2) -> dict[str, str]:
+    """Return the variables of a node with 8 GPUs of an Instant Cluster."""
+    return {
+        "NODE_RANK": str(rank),
+        "NUM_NODES": str(size),
+        "NUM_TRAINERS": "8",
+        "WORLD_SIZE": str(8 * size),
+        "MASTER_ADDR": "10.65.0.2",
+        "MASTER_PORT": "29400",
+        "PRIMARY_ADDR": "10.65.0.2",
+        "PRIMARY_PORT": "29400",
+    }
+
+
+def lepton(index: int, workers: int = 2) -> dict[str, str]:
+    return {
+        "LEPTON_JOB_WORKER_INDEX": str(index),
+        "LEPTON_JOB_TOTAL_WORKERS": str(workers),
+        "LEPTON_JOB_NAME": "job-98bw",
+        "LEPTON_JOB_SERVICE_PREFIX": "job-98bw",
+        "LEPTON_SUBDOMAIN": "job-98bw-job-svc",
+        "LEPTON_JOB_WORKER_PREFIX": "worker",
+    }
+
+
+def beaker(rank: int, count: int = 2, head: str = "b-cs-1.reviz.ai2.in") -> dict[str, str]:
+    return {
+        "BEAKER_REPLICA_RANK": str(rank),
+        "BEAKER_REPLICA_COUNT": str(count),
+        "BEAKER_LEADER_REPLICA_HOSTNAME": head,
+    }
+
+
+def metaflow(index: int, nodes: int = 2) -> dict[str, str]:
+    return {
+        "MF_PARALLEL_NODE_INDEX": str(index),
+        "MF_PARALLEL_NUM_NODES": str(nodes),
+        "MF_PARALLEL_MAIN_IP": "10.0.0.1",
+    }
+
+
+def ngc(index: int, size: int = 2) -> dict[str, str]:
+    return {"NGC_ARRAY_INDEX": str(index), "NGC_ARRAY_SIZE": str(size), "NGC_MASTER_ADDR": "launcher-svc-1234"}
+
+
+def horovod(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(local),
+        "HOROVOD_LOCAL_SIZE": str(local_size),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    }
+
+
+def mvapich(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
+    """Return the variables that mpirun_rsh sets."""
+    return {
+        "MPIRUN_RANK": str(rank),
+        "MV2_COMM_WORLD_RANK": str(rank),
+        "MV2_COMM_WORLD_SIZE": str(size),
+        "MV2_COMM_WORLD_LOCAL_RANK": str(local),
+        "MV2_COMM_WORLD_LOCAL_SIZE": str(local_size),
+    }
+
+
 def _resolve(env: dict[str, str]) -> Cluster:
     return resolve(env, Settings(env))
 
@@ -151,6 +217,21 @@ def _resolve(env: dict[str, str]) -> Cluster:
             id="volcano-ps",
         ),
         pytest.param({**SAGEMAKER, "SM_CURRENT_HOST": "algo-2"}, ("SageMaker", 1, 2, "algo-1"), id="sagemaker"),
+        pytest.param(
+            {
+                **SAGEMAKER,
+                "SM_HOSTS": '["algo-1", "algo-2", "algo-3"]',
+                "SM_CURRENT_HOST": "algo-3",
+                "SM_CURRENT_INSTANCE_GROUP_HOSTS": '["algo-3", "algo-2"]',
+            },
+            ("SageMaker", 1, 2, "algo-2"),
+            id="sagemaker-group",
+        ),
+        pytest.param(
+            {**SAGEMAKER, "SM_CURRENT_HOST": "algo-2", "SM_CURRENT_INSTANCE_GROUP_HOSTS": "[]"},
+            ("SageMaker", 1, 2, "algo-1"),
+            id="sagemaker-no-groups",
+        ),
         pytest.param(sky_pilot(0), ("SkyPilot", 0, 2, "10.0.0.1"), id="skypilot-head"),
         pytest.param(sky_pilot(1), ("SkyPilot", 1, 2, "10.0.0.1"), id="skypilot-worker"),
         pytest.param({**sky_pilot(1, ips=""), "MASTER_ADDR": "h0"}, ("SkyPilot", 1, 2, "h0"), id="skypilot-no-ips"),
@@ -160,6 +241,18 @@ def _resolve(env: dict[str, str]) -> Cluster:
         pytest.param(aws_batch(1, 3, main=1), ("AWS Batch", 0, 3, "127.0.0.1"), id="aws-batch-main-in-the-middle"),
         pytest.param(aws_batch(0, 3, main=1), ("AWS Batch", 2, 3, "10.0.0.9"), id="aws-batch-child-before-the-main"),
         pytest.param({**aws_batch(0, 2), "MASTER_ADDR": "h0"}, ("AWS Batch", 0, 2, "h0"), id="aws-batch-MASTER_ADDR"),
+        pytest.param(run_pod(0), ("RunPod", 0, 2, "10.65.0.2"), id="runpod-primary"),
+        pytest.param(run_pod(1), ("RunPod", 1, 2, "10.65.0.2"), id="runpod"),
+        pytest.param(lepton(0), ("Lepton", 0, 2, "job-98bw-0.job-98bw-job-svc"), id="lepton-worker-0"),
+        pytest.param(
+            {**lepton(1), "LEPTON_JOB_SERVICE_PREFIX": "", "LEPTON_SUBDOMAIN": ""},
+            ("Lepton", 1, 2, "job-98bw-0.job-98bw-job-svc"),
+            id="lepton-name-alone",
+        ),
+        pytest.param(beaker(0), ("Beaker", 0, 2, "b-cs-1.reviz.ai2.in"), id="beaker-leader"),
+        pytest.param(metaflow(1), ("Metaflow", 1, 2, "10.0.0.1"), id="metaflow"),
+        pytest.param({**metaflow(1), **aws_batch(1, 2)}, ("AWS Batch", 1, 2, "10.0.0.9"), id="metaflow-on-aws-batch"),
+        pytest.param(ngc(1), ("NGC", 1, 2, "launcher-svc-1234"), id="ngc"),
         pytest.param(
             {**sky_pilot(1), "NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.1"},
             ("NODE_RANK", 1, 2, "10.0.0.1"),
@@ -209,6 +302,12 @@ def test_nodes(env: dict[str, str], expected: tuple[object, ...]) -> None:
         pytest.param(hydra(1, 2, 1, 2), "PMI", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="hydra-one-node"),
         pytest.param(
             {**hydra(3, 4, 1, 2), "MASTER_ADDR": "h0"}, "PMI", (3, 4, 1, 2), (1, 2), "h0", id="hydra-two-nodes"
+        ),
+        pytest.param(horovod(1, 2, 1, 2), "Horovod", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="horovod-one-node"),
+        pytest.param(horovod(5, 8, 1, 4), "Horovod", (5, 8, 1, 4), (1, 2), "10.0.0.1", id="horovod-two-nodes"),
+        pytest.param(mvapich(1, 2, 1, 2), "MVAPICH", (1, 2, 1, 2), (0, 1), "127.0.0.1", id="mvapich-one-node"),
+        pytest.param(
+            {**mvapich(3, 4, 1, 2), "MASTER_ADDR": "h0"}, "MVAPICH", (3, 4, 1, 2), (1, 2), "h0", id="mvapich-two-nodes"
         ),
         pytest.param(
             {**step(1, 2, "1(x2)", node=1), **mpi(5, 8, 1, 4)},
@@ -302,6 +401,19 @@ def test_a_parent_that_is_no_number_gives_the_default_port(machine: Machine) -> 
         pytest.param(dstack(0, 1, ""), id="dstack-of-one-node"),
         pytest.param(aws_batch(0, 1), id="aws-batch-of-one-node"),
         pytest.param({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"}, id="flux-of-one-task"),
+        pytest.param(lepton(0, 1), id="lepton-of-one-worker"),
+        pytest.param({**lepton(0, 1), "WORLD_SIZE": "8", "MASTER_ADDR": "198.51.100.7"}, id="a-size-of-1-decides"),
+        pytest.param(beaker(0, 1, ""), id="beaker-of-one-replica"),
+        pytest.param(metaflow(0, 1), id="metaflow-of-one-node"),
+        pytest.param(ngc(0, 1), id="ngc-of-one-node"),
+        pytest.param(run_pod(0, 1), id="runpod-of-one-node"),
+        pytest.param(horovod(0, 1, 0, 1), id="horovod-of-one-process"),
+        pytest.param(mvapich(0, 1, 0, 1), id="mpirun_rsh-of-one-rank"),
+        pytest.param({"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "1"}, id="google-batch-of-one-task"),
+        pytest.param({"CLOUD_RUN_TASK_INDEX": "0", "CLOUD_RUN_TASK_COUNT": "1"}, id="cloud-run-of-one-task"),
+        pytest.param({"MASTER_ADDR": "localhost"}, id="MASTER_ADDR-localhost"),
+        pytest.param({"MASTER_ADDR": "127.0.0.1", "RANK": "0"}, id="MASTER_ADDR-loopback-and-a-rank"),
+        pytest.param({"MASTER_ADDR": os.uname().nodename}, id="MASTER_ADDR-of-this-host"),
         pytest.param({"FLUX_JOB_SIZE": "4"}, id="flux-size-alone"),
         pytest.param({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "1"}, id="jsrun-of-one-task"),
         pytest.param({"PALS_RANKID": "0"}, id="pals-of-one-rank"),
@@ -381,6 +493,26 @@ def test_what_is_one_process(launch: Launch, env: dict[str, str]) -> None:
         pytest.param(
             {**aws_batch(1, 2), "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}, "MAIN_NODE_INDEX is '2'", id="aws-batch-main"
         ),
+        pytest.param({"WORLD_SIZE": "16"}, "WORLD_SIZE is 16, but nothing says which node", id="world"),
+        pytest.param({"WORLD_SIZE": "2", "MASTER_ADDR": "m", "NODE_RANK": "0"}, "WORLD_SIZE is 2", id="no-nodes"),
+        pytest.param({"MASTER_ADDR": "198.51.100.7"}, "MASTER_ADDR is 198.51.100.7, but nothing", id="foreign"),
+        pytest.param({"MASTER_ADDR": "node-7.svc:29500"}, "MASTER_ADDR is node-7.svc:29500", id="foreign-name"),
+        pytest.param(
+            {"MASTER_ADDR": os.uname().nodename, "NODE_RANK": "0"}, "set NODE_RANK, NNODES", id="own-address-and-a-rank"
+        ),
+        pytest.param(beaker(1, head=""), "BEAKER_LEADER_REPLICA_HOSTNAME is unset", id="beaker-without-a-leader"),
+        pytest.param({"LEPTON_JOB_WORKER_INDEX": "1"}, "LEPTON_JOB_TOTAL_WORKERS is unset", id="lepton-no-size"),
+        pytest.param({**lepton(1), "LEPTON_JOB_NAME": "", "LEPTON_JOB_SERVICE_PREFIX": ""}, "is unset", id="lepton"),
+        pytest.param({"NUM_NODES": "2", "NODE_RANK": "0"}, "PRIMARY_ADDR is unset", id="runpod-no-address"),
+        pytest.param(mvapich(0, 4, 0, 2), "set MASTER_ADDR for all", id="mvapich"),
+        pytest.param({**horovod(0, 2, 0, 1), "HOROVOD_GLOO_RENDEZVOUS_ADDR": ""}, "MASTER_ADDR for all", id="horovod"),
+        pytest.param({"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "2"}, "NNODES=1 if it trains alone", id="g-batch"),
+        pytest.param({"CLOUD_RUN_TASK_INDEX": "1", "CLOUD_RUN_TASK_COUNT": "2"}, "node 0 is unknown", id="cloud-run"),
+        pytest.param(
+            {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "SM_CURRENT_INSTANCE_GROUP_HOSTS": "["},
+            "SM_HOSTS is not JSON",
+            id="sagemaker-group-json",
+        ),
         pytest.param({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, "the address of node 0 is unknown", id="flux"),
         pytest.param({"FLUX_TASK_RANK": "1"}, "FLUX_JOB_SIZE is unset", id="flux-no-size"),
         pytest.param(
@@ -399,6 +531,46 @@ def test_a_known_size_that_cannot_be_resolved_is_one_line_and_status_2(
     assert launched.status == 2
     assert message in launched.err
     assert launched.err.count("\n") == 1
+
+
+def test_torchrun_inside_gets_its_coordinates_as_arguments(launch: Launch) -> None:
+    """The launcher starts what starts the processes of a node, also where only its arguments say which node this is."""
+    env = {**TORCH, "MASTER_ADDR": "198.51.100.7", "WORLD_SIZE": "16"}
+    torchrun = ["torchrun", "--nnodes=2", "--node-rank=1", "--master-addr=198.51.100.7", "train.py"]
+    assert launch(env, "--print-env", "--json", "--", *torchrun).data["cluster"]["nnodes"] == 1
+    assert launch(env, "--print-env", "--json", "--", "python", "train.py").status == 2
+    assert launch({**env, "NODE_RANK": "0", "NNODES": "1"}).data["cluster"]["nnodes"] == 1  # the way out it names
+
+
+def test_a_node_of_runpod_starts_its_processes_as_one_of_two(launch: Launch, machine: Machine) -> None:
+    machine.add_devices("/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in range(8)))
+    machine.add_image("torch", "2.9.1")
+    explained = launch(run_pod(1), "--explain", "--", "python", "train.py").out
+    assert "RunPod: worker, node 1 of 2" in explained and "start     8 processes" in explained
+    one = launch({**run_pod(1), "LAUNCHER_NPROC": "1"}).exports  # WORLD_SIZE counted GPUs
+    assert (one["RANK"], one["WORLD_SIZE"], one["NNODES"]) == ("1", "2", "2")
+
+
+def test_the_hosts_of_a_heterogeneous_cluster_train_with_their_own_group(launch: Launch, machine: Machine) -> None:
+    config = {
+        "current_host": "algo-3",
+        "current_group_name": "gpus",
+        "hosts": ["algo-1", "algo-2", "algo-3"],
+        "instance_groups": [
+            {"instance_group_name": "data", "instance_type": "ml.c5.9xlarge", "hosts": ["algo-1"]},
+            {"instance_group_name": "gpus", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-2", "algo-3"]},
+        ],
+    }
+
+    def cluster(**changes: object) -> tuple[object, ...]:
+        machine.add("/opt/ml/input/config/resourceconfig.json", json.dumps({**config, **changes}))
+        found = launch({**TORCH, "TRAINING_JOB_NAME": "job"}).data["cluster"]
+        return found["node_rank"], found["nnodes"], found["master_addr"]
+
+    assert cluster() == (1, 2, "algo-2")
+    assert cluster(current_host="algo-1", current_group_name="data") == (0, 1, "127.0.0.1")
+    for invalid in (None, [], "x", [3], [{}]):
+        assert cluster(instance_groups=invalid) == (2, 3, "algo-1")
 
 
 def test_a_container_of_determined_that_is_one_of_several_is_refused(launch: Launch, machine: Machine) -> None:
