@@ -345,9 +345,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
         from launcher import sagemaker
 
         exports.defaults(sagemaker.variables(settings.sysroot))
-    threads = processes.threads(facts, nproc)
-    if threads:
-        exports.default("OMP_NUM_THREADS", threads)
+    exports.defaults(processes.threads(facts, nproc))
     return Report(facts, decision, cluster, endpoints, exports, wrapped or command, nproc, wrapped is not None)
 
 

@@ -168,7 +168,7 @@ class NodeClient:
         get: `fetch.get`, or a fake.
 
     Raises:
-        LaunchError: (2) if TPU_API_ENDPOINT is not a URL.
+        LaunchError: (2) if TPU_API_ENDPOINT is not a URL, or a token sent there could be read on the network (R12.4).
     """
 
     def __init__(
@@ -184,9 +184,15 @@ class NodeClient:
         self._project = node.project
         self._zone = node.zone
         try:
-            fetch.split_url(self._api)
+            secure, host, _, _ = fetch.split_url(self._api)
         except ValueError as error:
             raise config_error(f"TPU_API_ENDPOINT is {self._api[:80]!r} ({error})") from None
+        here = host.startswith(("127.", "169.254.")) and host.replace(".", "").isdigit()
+        # The metadata server may know a token that it has given.
+        if not (secure or here or host in ("localhost", fetch.split_url(metadata.root)[1])):
+            raise config_error(
+                f"TPU_API_ENDPOINT is {self._api[:80]!r}: an access token would be sent without TLS; write https://"
+            )
 
     @property
     def path(self) -> str:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -356,7 +355,7 @@ class Programs:
             self._children.append((child, {**state, "last": "", "seen": time.monotonic()}))
 
     def streams(self) -> list[Any]:
-        """Return the outputs to read, for `select`."""
+        """Return the outputs to read."""
         return [child.stdout for child, state in self._children if not state["error"]]
 
     def read(self, ready: list[Any]) -> None:
@@ -459,6 +458,7 @@ class Lead:
             {"node": number, "host": members[number].hello["host"] if number in members else "", "why": why}
             for number, why in sorted(problems.items())
         ]
+        self.report["strangers"] = self._coordinator.strangers
         self.report.update(ok=not named, problems=named, slowest=slowest(self.report["links"]))
         verdict = {name: self.report[name] for name in ("ok", "slowest", "seconds")}
         self._coordinator.send(verdict={**verdict, "problems": named[:SHOWN], "count": len(named)})
@@ -562,7 +562,7 @@ class Node:
                 channel.send(beat=1)
             if time.monotonic() - channel.seen > rendezvous.SILENCE:
                 channel.lost = f"was silent for {rendezvous.SILENCE:g} s"
-            ready: list[Any] = select.select([channel, *(self._test.streams() if self._test else [])], [], [], 0.2)[0]
+            ready = rendezvous.readable([channel, *(self._test.streams() if self._test else [])], 0.2)
             if self._test:
                 self._test.read(ready)
                 self._tell(channel, self._test)

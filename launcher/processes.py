@@ -125,18 +125,24 @@ def _number(word: str) -> int:
     return int(word) if word.isascii() and word.isdigit() and len(word) < 5 else 0
 
 
-def threads(facts: Facts, nproc: int) -> str:
-    """OMP_NUM_THREADS for each of this node's processes; "" for the framework's own default (R14.5).
+def threads(facts: Facts, nproc: int) -> dict[str, str]:
+    """Return the variables that limit the threads of each of this node's processes to its CPUs (R14.5).
 
-    The CPUs of this process, by its affinity and its cgroup's quota, divided by the processes. A single process
+    The CPUs of this process, by its affinity and its cgroup's quota, are divided by the processes. A single process
     without a quota is left alone: the frameworks' defaults follow the affinity and know about hyperthreads.
     """
     present = facts.host.affinity()
     quota = facts.host.cpu_quota()
     usable = min(present, quota) if quota else present
-    if nproc <= 1 and usable >= present:
-        return ""
-    return str(max(1, int(usable) // nproc))
+    share = str(max(1, int(usable) // nproc))
+    found = {"OMP_NUM_THREADS": share} if nproc > 1 or usable < present else {}
+    if usable < present:  # of which os.cpu_count(), TensorFlow and XLA know nothing
+        found["PYTHON_CPU_COUNT"] = str(max(1, int(usable)))
+        if facts.image.may_be("tensorflow"):
+            found.update(TF_NUM_INTRAOP_THREADS=share, TF_NUM_INTEROP_THREADS=share)
+        if facts.image.may_be("jax", "torch_xla"):
+            found["PJRT_NPROC"] = share
+    return found
 
 
 def environments(env: Mapping[str, str], cluster: Cluster, nproc: int) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator
+    from typing import Any, Iterator, Sequence
 
     Message = dict[str, Any]
     Problems = dict[int, str]
@@ -26,7 +26,8 @@ SEND = 5.0  # seconds for a message; messages are smaller than a socket's buffer
 ROUND = 3.0  # seconds for a pair of nodes, in which each sends up to 64 MiB
 CONNECT = 2.0  # of them for the connection: the second SYN is sent after 1 s (RFC 6298)
 GRACE = 1.0  # seconds that the coordinator waits longer than a node
-LARGEST = 1 << 20  # bytes of a line
+LARGEST, FIRST = 1 << 20, 1 << 16  # bytes of a line, and of the first one, by which a node says who it is
+STRANGERS = 64  # connections that have not said `hello`, beyond the number of nodes
 CHUNK, WINDOW = 1 << 16, 16  # bytes of a block, and blocks over which bandwidth is measured: 1 MiB
 LEAST, MOST = 64, 1024  # blocks that a node sends: 4 MiB, unless that takes SLOW, to 64 MiB
 FAST, SLOW = 0.03, 0.6  # seconds
@@ -41,7 +42,7 @@ class Channel:
     """Send and receive messages over a connected socket.
 
     Attributes:
-        seen: when something arrived last, by `time.monotonic`.
+        began, seen: when it was connected, and something arrived last, by `time.monotonic`.
         hello: the first message of a node. waiting: kind of a message -> the last of that kind.
         lost: why the other side has gone; "" while it has not.
     """
@@ -50,7 +51,8 @@ class Channel:
         self._socket, self._rest = connection, b""
         connection.settimeout(SEND)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.seen, self.lost = time.monotonic(), ""
+        self.seen = self.began = time.monotonic()
+        self.lost = ""
         self.hello: Message = {}
         self.waiting: dict[str, Message] = {}
         self.fileno, self.close = connection.fileno, connection.close
@@ -76,7 +78,7 @@ class Channel:
             self.seen = time.monotonic()
             *lines, self._rest = (self._rest + piece).split(b"\n")
             found = [json.loads(line) for line in lines]
-            if len(self._rest) > LARGEST or not all(isinstance(one, dict) for one in found):
+            if len(self._rest) > (LARGEST if self.hello else FIRST) or not all(isinstance(one, dict) for one in found):
                 raise ValueError("it sends something else than messages")
             return found
         except (OSError, ValueError, RecursionError) as error:
@@ -84,13 +86,37 @@ class Channel:
             return []
 
 
+def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
+    """Return those of the sources that can be read without a wait, after `seconds` at most; of any number of them."""
+    by_number = {source if isinstance(source, int) else source.fileno(): source for source in sources}
+    poll = select.poll()  # select() ends with ValueError for descriptors from 1024 on
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(1000 * max(0.0, seconds))]
+
+
+def is_node(hello: object) -> bool:
+    """Whether a message is what a node says about itself. Anyone on the network can connect."""
+    if not isinstance(hello, dict):
+        return False
+    number, port, problems = (hello.get(name) for name in ("number", "port", "problems"))
+    simple = all(isinstance(value, (str, int, float, type(None))) for key, value in hello.items() if key != "problems")
+    listed = isinstance(problems, list) and all(isinstance(problem, str) for problem in problems)
+    return simple and listed and type(number) is int and type(port) is int and isinstance(hello.get("host"), str)
+
+
 class Coordinator:
-    """Collect a message of each of `count` nodes, which connect to the listener, and send all of them one."""
+    """Collect a message of each of `count` nodes, which connect to the listener, and send all of them one.
+
+    Attributes:
+        members: number -> node. strangers: connections that were dropped because they said something else, or nothing.
+    """
 
     def __init__(self, listener: socket.socket, count: int) -> None:
         self._listener, self._count, self._beaten = listener, count, 0.0
         self._unknown: list[Channel] = []
         self.members: dict[int, Channel] = {}
+        self.strangers = 0
         self._twice: Problems = {}
 
     def join(self, seconds: float, told: float) -> Problems:
@@ -144,28 +170,35 @@ class Coordinator:
     def _step(self) -> None:
         """Accept, receive, and notice silence; for a tenth of a second at most."""
         everyone = [one for one in (*self._unknown, *self.members.values()) if not one.lost]
-        sources: list[Any] = [self._listener, *everyone]
-        ready = select.select(sources, [], [], 0.1)[0]
+        ready = readable([self._listener, *everyone], 0.1)
         if self._listener in ready:
-            self._unknown.append(Channel(self._listener.accept()[0]))
+            with contextlib.suppress(OSError):  # it has gone, or this process has as many files as it may
+                self._unknown.append(Channel(self._listener.accept()[0]))
+        now = time.monotonic()
         for one in everyone:
-            if time.monotonic() - one.seen > SILENCE:
+            if now - one.seen > SILENCE:
                 one.lost = f"was silent for {SILENCE:g} s"
             for message in one.receive() if one in ready else []:
+                if not one.hello and not self._enter(one, message.get("hello")):
+                    break
                 one.waiting.update({kind: {**message, "came": time.time()} for kind in message})
-                if "hello" in message and not one.hello:
-                    self._enter(one, message["hello"])
+        silent = [one for one in self._unknown if not one.hello]
+        excess = max(0, len(silent) - self._count - STRANGERS)
+        for number, one in enumerate(silent):
+            if one.lost or number < excess or now - one.began > SILENCE:
+                one.lost = "no node of this job"
+                one.close()
+                self.strangers += 1
         self._unknown = [one for one in self._unknown if not one.lost and one not in self.members.values()]
         if time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             self.send(beat=1)
 
-    def _enter(self, one: Channel, hello: Message) -> None:
-        try:
-            number, host = int(hello["number"]), hello["host"]
-        except (KeyError, TypeError, ValueError):
+    def _enter(self, one: Channel, hello: Message | None) -> bool:
+        if not hello or not is_node(hello):
             one.lost = "no node of this job"
-            return
+            return False
+        number, host = hello["number"], hello["host"]
         one.hello, known = hello, self.members.get(number)
         if not 0 <= number < self._count:
             self._twice[number] = f"{host} has this number, but there are {self._count} nodes"
@@ -173,6 +206,7 @@ class Coordinator:
             self._twice[number] = f"there twice: {known.hello['host']} and {host} have this number"
         else:
             self.members[number] = one
+        return True
 
     def close(self) -> None:
         """Wait until the nodes have read the last message, and close all connections.
@@ -240,18 +274,19 @@ def _meet(number: int, peer: int, listener: socket.socket, address: str, port: i
         link = socket.create_connection((address, port), timeout=CONNECT)
         link.sendall(struct.pack("!I", number))
         return link
-    end, head = time.monotonic() + CONNECT + 0.5, bytearray(4)
-    while True:
-        listener.settimeout(max(0.1, end - time.monotonic()))
-        try:
-            link, _ = listener.accept()
-        except OSError:
-            raise OSError(0, f"no connection from node {peer} arrived") from None
-        with contextlib.suppress(OSError):
-            _receive(link, memoryview(head), end)
-            if struct.unpack("!I", head)[0] == peer:
-                return link
-        link.close()  # a late one of an earlier round
+    end = time.monotonic() + CONNECT + 0.5
+    links: list[socket.socket] = []
+    while time.monotonic() < end:
+        for source in readable([listener, *links], end - time.monotonic()):
+            with contextlib.suppress(OSError):
+                if source is listener:
+                    links.append(listener.accept()[0])
+                elif source.recv(4, socket.MSG_DONTWAIT) == struct.pack("!I", peer):
+                    return source  # type: ignore[no-any-return]
+            if source is not listener or len(links) > STRANGERS:
+                links.remove(gone := source if source is not listener else links[0])
+                gone.close()  # a late one of an earlier round, or a stranger
+    raise OSError(0, f"no connection from node {peer} arrived")
 
 
 def _pings(link: socket.socket, sends: bool, end: float) -> Message:

@@ -171,6 +171,95 @@ def test_every_node_names_the_node_that_is_not_fit(
     assert not job.report["ok"]
 
 
+def hello(number: object, **more: object) -> Link:
+    """Return what a node says about itself."""
+    return {"number": number, "host": f"host{number}", "port": 2, "problems": [], **more}
+
+
+#: What somebody on the network may send to a preflight, at once or in pieces.
+STRANGERS = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b'{"hello": {}}\n',
+    b"[1]\n",
+    b"",
+    b'{"hello": {"number": Infinity, "host": "x", "port": 1, "problems": []}}\n',
+    b'{"hello": {"number": NaN, "host": "x", "port": 1, "problems": []}}\n',
+    b'{"hello": {"number": 1, "host": "x"}}\n',
+    b'{"hello": {"number": "1", "host": "x", "port": 1, "problems": []}}\n',
+    b'{"hello": {"number": 1, "host": "x", "port": 1, "problems": 3}}\n',
+    b'{"hello": {"number": 1, "host": "x", "port": 1, "problems": [], "image": {}}}\n',
+    b'{"clock": 1}\n' * 9,
+    b'{"hello": ' + b"[" * 5000 + b"\n",
+    b"9" * (1 << 17),
+    b"\xff\x00\n",
+]
+
+
+def test_strangers_are_dropped_and_counted_whatever_they_send() -> None:
+    port = free_port()
+    coordinator = rendezvous.Coordinator(rendezvous.listen(port), 2)
+    found: list[dict[int, str]] = []
+    waits = threading.Thread(target=lambda: found.append(coordinator.join(60.0, 60.0)), daemon=True)
+    waits.start()
+    strangers = [connect(port) for _ in STRANGERS]
+    for one, text in zip(strangers, STRANGERS, strict=True):
+        one.sendall(text)
+    said = sum(bool(text) for text in STRANGERS)
+    end = time.monotonic() + 60
+    while coordinator.strangers < said and time.monotonic() < end:
+        time.sleep(0.05)
+    nodes = [rendezvous.Channel(connect(port)) for _ in range(2)]
+    for number, node in enumerate(nodes):
+        node.send(hello=hello(number))
+    waits.join(60)
+    assert found == [{}] and coordinator.strangers >= said
+    assert {number: one.hello["host"] for number, one in coordinator.members.items()} == {0: "host0", 1: "host1"}
+    for one in [*strangers, *nodes]:
+        one.close()
+    coordinator.close()
+
+
+def test_a_thousand_connections_stop_no_preflight() -> None:
+    """They may be more than select() can wait for, and the nodes come after them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    port = free_port()
+    coordinator = rendezvous.Coordinator(rendezvous.listen(port), 2)
+    found: list[dict[int, str]] = []
+    waits = threading.Thread(target=lambda: found.append(coordinator.join(60.0, 60.0)), daemon=True)
+    try:
+        strangers = [connect(port) for _ in range(1000)]
+        waits.start()
+        nodes = [rendezvous.Channel(connect(port)) for _ in range(2)]
+        assert nodes[1].fileno() > 1000
+        for number, node in enumerate(nodes):
+            node.send(hello=hello(number))
+        waits.join(60)
+        assert found == [{}] and coordinator.strangers >= 1000 - rendezvous.STRANGERS - 2
+        for one in [*strangers, *nodes]:
+            one.close()
+        coordinator.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_stranger_at_the_port_of_a_link_does_not_keep_the_node_from_it() -> None:
+    listener = rendezvous.listen(0)
+    port = listener.getsockname()[1]
+    strangers = [connect(port) for _ in range(3)]
+    strangers[1].sendall(b"GET ")
+    other: list[Link] = []
+    peer = threading.Thread(
+        target=lambda: other.append(rendezvous.measure(0, 1, listener, "127.0.0.1", port)), daemon=True
+    )
+    peer.start()
+    mine = rendezvous.measure(1, 0, listener, "127.0.0.1", port)
+    peer.join(60)
+    assert "error" not in mine and "error" not in other[0]
+    for one in [*strangers, listener]:
+        one.close()
+
+
 def test_nodes_that_come_after_two_have_one_number_learn_of_it() -> None:
     port = free_port()
     coordinator = rendezvous.Coordinator(rendezvous.listen(port), 4)
@@ -180,7 +269,7 @@ def test_nodes_that_come_after_two_have_one_number_learn_of_it() -> None:
     channels = []
     for number in (1, 1, 0, 2):
         channels.append(rendezvous.Channel(connect(port)))
-        channels[-1].send(hello={"number": number, "host": f"host{number}"})
+        channels[-1].send(hello=hello(number))
     waits.join(60)
     assert found == [{1: "there twice: host1 and host1 have this number"}]
     coordinator.send(verdict={})
@@ -238,7 +327,7 @@ def test_strangers_at_the_port_are_ignored(nodes: Callable[[int], Nodes]) -> Non
     job = nodes(2)
     job.start(0)
     strangers = []
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"hello": {}}\n', b"[1]\n", b""):
+    for text in STRANGERS:
         strangers.append(connect(job.port + 1))
         strangers[-1].sendall(text)
     job.start(1)

@@ -219,6 +219,34 @@ def test_threads_of_each_process(
     assert launched.exports.get("OMP_NUM_THREADS") == exported
 
 
+@pytest.mark.parametrize(
+    ("framework", "names"),
+    [
+        ("torch==2.9.1", []),
+        ("tensorflow==2.21.0", ["TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"]),
+        ("jax==0.12.0", ["PJRT_NPROC"]),
+        ("torch_xla==2.9.0", ["PJRT_NPROC"]),
+        ("", ["TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "PJRT_NPROC"]),
+    ],
+)
+def test_every_pool_of_threads_follows_a_quota(
+    launch: Launch, machine: Machine, framework: str, names: list[str]
+) -> None:
+    pools = {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "PJRT_NPROC"}
+    machine.add("/proc/self/cgroup", "0::/\n")
+    env = {"LAUNCHER_FRAMEWORK": framework, "LAUNCHER_NPROC": "2"}
+    with mock.patch("os.sched_getaffinity", return_value=set(range(16))):
+        without = launch(env, "--print-env", "--json", "--", "/bin/true").exports
+        machine.add("/sys/fs/cgroup/cpu.max", "600000 100000")
+        found = launch(env, "--print-env", "--json", "--", "/bin/true").exports
+        kept = launch({**env, "PYTHON_CPU_COUNT": "3"}, "--print-env", "--json", "--", "/bin/true").exports
+    assert pools & without.keys() == {"OMP_NUM_THREADS"}
+    # os.cpu_count() is that of the node, of which programs give each process its part.
+    expected = {"OMP_NUM_THREADS": "3", "PYTHON_CPU_COUNT": "6", **dict.fromkeys(names, "3")}
+    assert {name: found[name] for name in pools & found.keys()} == expected
+    assert "PYTHON_CPU_COUNT" not in kept
+
+
 # --- torch_tpu --------------------------------------------------------------------------------------------------------
 
 # Has the interface of torch_tpu 0.2.0's function: it changes os.environ and keeps what is set.

@@ -225,7 +225,9 @@ def test_values_that_look_like_secrets_are_redacted(name: str, value: str) -> No
 @pytest.mark.parametrize("prefix", ["glpat-", "AKIA", "xoxb-", "ghp_", "ghs_", "github_pat_", "hf_", "sk-", "npm_"])
 def test_tokens_are_redacted_in_lines_and_arguments(launch: Launch, prefix: str) -> None:
     token = prefix + "ABCDEFGHIJ0123456789"
-    launched = launch({"MASTER_ADDR": token, "NNODES": "1"}, "--explain", "--", "train", f"--url=https://git:{token}@host/x", token)
+    launched = launch(
+        {"MASTER_ADDR": token, "NNODES": "1"}, "--explain", "--", "train", f"--url=https://git:{token}@host/x", token
+    )
     assert token not in launched.out and token not in launched.err
     assert "train --url=https://[redacted]@host/x [redacted]" in launched.out
     assert redact.without_tokens(f"401 for '{token}', again") == "401 for '[redacted]', again"

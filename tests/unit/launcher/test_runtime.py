@@ -119,6 +119,10 @@ def test_pci_ids_of_tpus(launch: Launch, machine: Machine, device: str, is_tpu: 
         pytest.param({"LAUNCHER_TPU_ATTEMPTS": "0"}, "whole number from 1", id="attempts"),
         pytest.param({"LAUNCHER_TPU_INTERVAL": "nan"}, "number of seconds", id="interval"),
         pytest.param({"TPU_NAME": "x", "TPU_API_ENDPOINT": "ftp://x"}, "TPU_API_ENDPOINT is 'ftp://x'", id="endpoint"),
+        pytest.param(
+            {"TPU_NAME": "x", "TPU_API_ENDPOINT": "http://192.0.2.2"}, "token would be sent without TLS", id="token"
+        ),
+        pytest.param({"TPU_NAME": "x", "TPU_API_ENDPOINT": "http://127.evil.example"}, "without TLS", id="token-name"),
         pytest.param({"TPU_NAME": "x", "GCE_METADATA_HOST": "a b"}, "GCE_METADATA_HOST is 'a b'", id="metadata-host"),
     ],
 )
