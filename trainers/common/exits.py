@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 FAILED = 1
 USAGE = 2
@@ -17,6 +18,8 @@ TARGET_MISSED = 21  # as pytorch/xla's test trainers exit if the accuracy is bel
 DIVERGED = 22
 INTERRUPTED = 130  # 128 + SIGINT
 PREEMPTED = 143  # 128 + SIGTERM: Vertex AI and GKE can restart such a job
+# Preemption and docker stop; Ctrl-C; a terminal that is closed; Slurm's --signal=USR1@60. SIGQUIT ends at once.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 class UserError(Exception):
@@ -39,7 +42,7 @@ class Diverged(UserError):
 
 
 class Stop:
-    """SIGTERM and SIGINT as a request to stop after the current step, and the time of the next checkpoint.
+    """A signal as a request to stop after the current step, and the time of the next checkpoint.
 
     All processes of a run call :meth:`poll` after each step. At most about once in ``EVERY`` seconds they agree: they
     exchange what each has received, and the slowest one's time per call decides after how many calls they do so again.
@@ -65,12 +68,13 @@ class Stop:
         self.restart()
 
     def install(self) -> None:
-        """Catch SIGTERM (preemption, ``docker stop``) and the first SIGINT (Ctrl-C); a second SIGINT interrupts."""
-        signal.signal(signal.SIGTERM, self._record)
-        signal.signal(signal.SIGINT, self._record)
+        """Catch SIGNALS, but one that is ignored, as SIGHUP below nohup; a second SIGINT interrupts."""
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._record)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or (PREEMPTED if number == signal.SIGTERM else INTERRUPTED)
+        self.received = self.received or 128 + number
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -99,6 +103,45 @@ class Stop:
         return self.code
 
 
+_unwritten: list[str] = []  # why lines of the log were not written
+
+
+@contextlib.contextmanager
+def dropping() -> Iterator[None]:
+    """Go on if a line of the log cannot be written: a full disk, or a reader that has gone. They are counted."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a closed file
+        _unwritten.append(getattr(error, "strerror", None) or str(error))
+
+
+class Lines:
+    """Write to a text file or stream; lines that it does not take are dropped and counted, see :func:`dropping`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._counted = stream, False
+
+    def write(self, text: str) -> int:
+        """Write ``text``; of an unbuffered stream, the end of a line fails with the line."""
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):
+            if text.endswith("\n"):
+                with dropping():
+                    self._counted = True
+                    raise
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what was written."""
+        counted, self._counted = self._counted, False
+        with contextlib.suppress(OSError, ValueError) if counted else dropping():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def again(resume: bool) -> str:
     """Return how to run a command again to resume, for messages: ``--no-resume`` would start over."""
     return "again" if resume else "again without --no-resume"
@@ -110,8 +153,9 @@ def leave(code: int) -> NoReturn:
     Their background threads (collectives, profilers, compilation pools) can hang or print when a process exits in
     the middle of a distributed run. All files are closed before this is called.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # None, if it was closed before the start
+            stream.flush()
     os._exit(code)
 
 
@@ -164,6 +208,7 @@ def guard(main: Callable[[Any], int], args: Any, name: str) -> NoReturn:
     A :class:`UserError`, or an ``OSError`` about a full or read-only disk or missing permissions, is printed as one
     line on stderr. Any other exception is a bug and keeps its traceback.
     """
+    sys.stdout, sys.stderr = (stream and cast(TextIO, Lines(stream)) for stream in (sys.stdout, sys.stderr))
     try:
         code = main(args)
     except UserError as error:
@@ -177,4 +222,6 @@ def guard(main: Callable[[Any], int], args: Any, name: str) -> NoReturn:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = INTERRUPTED
+    if _unwritten:
+        print(f"{name}: {len(_unwritten)} lines of the log were not written ({_unwritten[-1]})", file=sys.stderr)
     leave(code)

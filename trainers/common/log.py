@@ -17,10 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol, Self, cast
 
 from trainers.common import paths
-from trainers.common.exits import Diverged, UserError, again
+from trainers.common.exits import Diverged, Lines, UserError, again, dropping
+from trainers.common.lease import Lease
 
 _CURVE_POINTS = 2000  # of the loss curve, thinned by half when reached, so that reports and checkpoints stay small
 
@@ -161,7 +162,7 @@ class Output:
         try:
             mirror = self._mirror(folder or ("/" if path.startswith("/") else "."))
             mirror.fetch(name)  # a resumed run appends to the file
-            return open(paths.join(mirror.local, name), "a", encoding="utf-8")
+            return cast(IO[str], Lines(open(paths.join(mirror.local, name), "a", encoding="utf-8")))
         except OSError as error:
             raise UserError(f"--metrics-file {path}: {error.strerror}") from None
 
@@ -178,7 +179,8 @@ class Output:
             self._file.write(json.dumps(content) + "\n")
             self._file.flush()
         for mirror in self._mirrors:
-            mirror.keep_up()
+            with dropping():
+                mirror.keep_up()
         return content
 
     def scalars(self, step: int, **values: float) -> None:
@@ -189,7 +191,8 @@ class Output:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-not-found, unused-ignore]
 
         points = [Summary.Value(tag=name.replace("_", "/", 1), simple_value=value) for name, value in values.items()]
-        self._board.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
+        with dropping():
+            self._board.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
 
     def progress(self, epoch: int, done: int, total: int) -> None:
         """Redraw the progress bar of this epoch if stderr is a terminal."""
@@ -206,10 +209,10 @@ class Output:
     def close(self) -> None:
         """Flush and close the files."""
         self._clear_bar()
-        if self._file:
-            self._file.close()
-        if self._board:
-            self._board.close()
+        for file in (self._file, self._board):
+            with dropping():
+                if file:
+                    file.close()
         while self._mirrors:
             self._mirrors.pop().close()
 
@@ -242,6 +245,9 @@ class Journal:
         self.curve: list[tuple[int, float]] = []
         if devices.chief and args.export_dir:
             paths.check_writable(args.export_dir)  # rather than after hours of training
+        written = [args.output_dir, "" if args.eval_only else args.checkpoint_dir] if devices.chief else []
+        real = {path.rstrip("/") if paths.is_remote(path) else os.path.realpath(path) for path in written if path}
+        self._leases = [Lease(path) for path in sorted(real)]
         folder = args.output_dir or args.logdir
         metrics_file = args.metrics_file or (folder and paths.join(folder, "metrics.jsonl"))
         self._output = Output(devices.chief, metrics_file, args.logdir)
@@ -281,7 +287,8 @@ class Journal:
     def _tune(self, test: dict[str, float]) -> None:
         if self._hypertune and math.isfinite(test["loss"]):
             value, step = test[self.tested] / self.unit, int(test["step"])
-            self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, value, step)
+            with dropping():
+                self._hypertune.report_hyperparameter_tuning_metric(self.args.hypertune_tag, value, step)
 
     def add_loss(self, loss: float) -> None:
         """Add the ``loss`` of the last step to the curve."""
@@ -304,6 +311,11 @@ class Journal:
                 f"{what} is not finite by step {self._step}: lower --lr, or try --precision fp32"
                 + (more if self._saved else "")
             )
+
+    def check_held(self) -> None:
+        """Raise :class:`UserError` if another run has taken a folder of this one."""
+        for lease in self._leases:
+            lease.check()
 
     def saved(self, step: int, path: str) -> None:
         """Log that the checkpoint ``path`` of ``step`` steps was written."""
@@ -366,6 +378,8 @@ class Journal:
             status = "diverged" if isinstance(error, Diverged) else "preempted" if stopped else "failed"
             self.say(json.dumps(self._summary(status, error.code, "", {"error": str(error)})))
         self._output.close()
+        for lease in self._leases:
+            lease.release()
 
 
 class Log(Journal):

@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import gzip
 import hashlib
+import math
 import os
 import shutil
 import struct
@@ -106,24 +107,28 @@ def test_batches(labels: np.ndarray, shift: int, global_batch: int) -> np.ndarra
 
 def read_idx(path: str) -> np.ndarray:
     """The array in the IDX file ``path``; raises :class:`UserError` if it is damaged or not an IDX file of bytes."""
-    with paths.open_file(path) as file:
-        content = file.read()
-    if content[:2] == b"\x1f\x8b":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
-    if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
-        raise UserError(f"{path}: is not an IDX file of unsigned bytes")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise UserError(f"{path}: ends within the header; download it again")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    size = int(np.prod(shape, dtype=np.int64))
-    if len(content) - start != size:
-        raise UserError(f"{path}: {size} bytes expected, {len(content) - start} found; download it again")
-    return np.frombuffer(content, np.uint8, size, start).reshape(shape)
+    content = b""
+    try:
+        with paths.open_file(path) as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            unpacked = gzip.GzipFile(fileobj=file) if packed else file
+            head = unpacked.read(4)
+            if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
+                raise UserError(f"{path}: is not an IDX file of unsigned bytes")
+            sides = unpacked.read(4 * head[3])
+            if len(sides) < 4 * head[3]:
+                raise UserError(f"{path}: ends within the header; download it again")
+            shape = struct.unpack(f">{head[3]}I", sides)
+            size = math.prod(shape)
+            content = unpacked.read(size + 1)  # not all that a small gzip file may become
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip file ({error}); download it again") from None
+    except (MemoryError, OverflowError):
+        raise UserError(f"{path}: {size} bytes expected, which do not fit into memory") from None
+    if len(content) != size:
+        raise UserError(f"{path}: {size} bytes expected, {len(content)} found; download it again")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def load_mnist(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:

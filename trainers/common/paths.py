@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,9 @@ from trainers.common.exits import UserError
 _ATTEMPTS = 3
 _PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 _UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
+_EARLIER = ".earlier-"  # prefix of a folder while another one takes its name
+# Otherwise gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 Result = TypeVar("Result")
 
 
@@ -71,8 +75,6 @@ def remote(path: str) -> Iterator[Any]:
 
 @functools.lru_cache
 def _filesystem(scheme: str) -> Any:
-    # Without this, gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
     import fsspec  # type: ignore[import-not-found, unused-ignore]
 
@@ -165,16 +167,37 @@ def check_writable(folder: str) -> None:
 
 
 def move(path: str, target: str) -> None:
-    """Rename a file, into a folder that is created if necessary; object stores copy it. Raises :class:`UserError`."""
+    """Rename a file or folder, into a folder that is created if necessary. Raises :class:`UserError`.
+
+    Object stores copy all of it before anything is removed, so that one that is ended meanwhile loses nothing.
+    """
     if is_remote(path):
         with remote(path) as filesystem:
-            filesystem.cp_file(path, target)
-            return remove(path)
+            filesystem.invalidate_cache()
+            start = filesystem._strip_protocol(path)
+            for name in filesystem.find(start):
+                filesystem.cp_file(name, filesystem._strip_protocol(target) + name[len(start) :])
+        return remove_folder(path)
     make_folder(os.path.dirname(target))
     try:
         os.rename(path, target)
     except OSError as error:
         raise UserError(f"{path}: cannot be moved to {target}: {error.strerror}") from None
+
+
+def remove_folder(path: str) -> None:
+    """Remove a file or folder if it exists: what sorts first goes first, such as what says that it is complete."""
+    if is_remote(path):
+        with contextlib.suppress(FileNotFoundError), remote(path) as filesystem:
+            filesystem.invalidate_cache()
+            for name in sorted(filesystem.find(filesystem._strip_protocol(path))):
+                filesystem.rm(name)
+    elif os.path.isdir(path):
+        for name in names(path):
+            remove_folder(os.path.join(path, name))
+        os.rmdir(path)
+    else:
+        remove(path)
 
 
 def remove(path: str) -> None:
@@ -200,9 +223,10 @@ def atomic_file(path: str) -> Iterator[IO[bytes]]:
             with remote(path) as filesystem, filesystem.open(path, "wb") as file:
                 shutil.copyfileobj(local, file, 16 << 20)
         return
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
+    unique = secrets.token_hex(8)  # process ids of two containers are alike
+    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{unique}.tmp")
     try:
-        with open(temporary, "w+b") as file:
+        with open(temporary, "x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -229,19 +253,31 @@ def local_folder(path: str) -> Iterator[str]:
 def complete_files(folder: str) -> Iterator[str]:
     """A temporary folder whose files and folders appear in ``folder`` when all are complete, none after an exception.
 
-    They replace those of the same names. What a killed process has left in ``folder`` is removed.
+    They replace those of the same names. What a killed process has left in ``folder`` is removed, or put back.
     """
     with local_folder(folder) as local:
         for name in os.listdir(local):
             if name.startswith(_UNFINISHED):
                 shutil.rmtree(os.path.join(local, name), ignore_errors=True)
+            elif name.startswith(_EARLIER):
+                _put_back(os.path.join(local, name), os.path.join(local, name.removeprefix(_EARLIER)))
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=local) as fresh:
             yield fresh
             for name in sorted(os.listdir(fresh)):
                 old, new = os.path.join(local, name), os.path.join(fresh, name)
+                earlier = os.path.join(local, _EARLIER + name)
                 if os.path.isdir(old):  # which os.replace() does not replace
-                    shutil.rmtree(old)
+                    os.rename(old, earlier)
                 os.replace(new, old)
+                shutil.rmtree(earlier, ignore_errors=True)
+
+
+def _put_back(earlier: str, old: str) -> None:
+    """Rename an ``earlier`` folder back, unless another one has its name."""
+    if os.path.exists(old):
+        shutil.rmtree(earlier, ignore_errors=True)
+    else:
+        os.rename(earlier, old)
 
 
 class Mirror:

@@ -55,7 +55,7 @@ class Checkpoints:
         paths.make_folder(self.folder)
         names = paths.names(self.folder)
         for name in names:
-            if re.fullmatch(r"\.(step-\d+|best)\.ckpt\.\d+\.tmp", name):
+            if re.fullmatch(r"\.(step-\d+|best)\.ckpt\.[0-9a-f]+\.tmp", name):
                 paths.remove(paths.join(self.folder, name))
         others = [name for name in names if re.fullmatch(r"(step-\d+|best)\.ckpt", name)]
         if others and not (resume and self.steps()):
@@ -374,6 +374,7 @@ class Run:
     def _save(self) -> None:
         if self.args.checkpoint_dir and self._saved < self.step:
             with self.log.paused():
+                self.log.check_held()
                 state = self._state()
                 path = self._checkpoints.save(state, self.step) if self.device.chief else ""
                 self.log.saved(self.step, path)

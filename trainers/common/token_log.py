@@ -179,6 +179,7 @@ class TokenRun:
     def _save(self) -> None:
         if self.args.checkpoint_dir and self._saved != self.step:
             with self.log.paused():
+                self.log.check_held()
                 self.log.check_finite(self.device.mean(self._losses))
                 self.log.saved(self.step, self._save_to(self.step, self.log.state()))
                 self.stop.saved()

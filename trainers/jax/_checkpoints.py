@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from trainers.jax._devices import Devices
 
 
 class Checkpoints:
-    """Keep checkpoints of Orbax, one folder ``step-<step>`` each.
+    """Keep checkpoints of Orbax, one folder ``step-<step>`` each, also in a bucket: TensorStore and gcsfs write there.
 
     ``state`` in it is Orbax's, and ``run.json``, which is written last, describes the run: a folder without it is not
     complete. Arrays are loaded to where those of the current run are.
@@ -28,26 +27,21 @@ class Checkpoints:
     def __init__(
         self, args: argparse.Namespace, device: Devices, run: dict[str, Any], finite: Callable[[Any], jax.Array]
     ) -> None:
-        """Keep checkpoints of a ``run``, which it describes; ``finite(state)`` returns whether all weights are.
-
-        Raises :class:`UserError` for a folder that Orbax cannot write without further packages.
-        """
+        """Keep checkpoints of a ``run``, which it describes; ``finite(state)`` returns whether all weights are."""
         self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
         self.device, self.finite = device, finite
-        if paths.is_remote(self.folder):
-            raise exits.UserError(f"--checkpoint-dir {self.folder}: give a folder, such as one where the bucket is"
-                                  " mounted", exits.USAGE)  # fmt: skip
-        self.folder = self.folder and os.path.abspath(self.folder)
+        if self.folder and not paths.is_remote(self.folder):
+            self.folder = os.path.abspath(self.folder)
         self._orbax = ocp.StandardCheckpointer()
 
     def path(self, step: int) -> str:
         """Return the folder of the checkpoint after ``step`` steps."""
-        return os.path.join(self.folder, f"step-{step:09d}")
+        return paths.join(self.folder, f"step-{step:09d}")
 
     def steps(self, complete: bool = True) -> list[int]:
         """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
         steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
-        return sorted(step for step in steps if os.path.exists(os.path.join(self.path(step), "run.json")) == complete)
+        return sorted(step for step in steps if ("run.json" in paths.names(self.path(step))) == complete)
 
     def _agreed(self, ask: Callable[[], Any]) -> Any:
         """Return what ``ask()``, of values that JSON has, returns in the chief, in all processes."""
@@ -56,9 +50,9 @@ class Checkpoints:
     def _prepare(self) -> None:
         paths.make_folder(self.folder)
         for step in self.steps(complete=False):
-            shutil.rmtree(self.path(step))
+            paths.remove_folder(self.path(step))
         if steps := [] if self.args.resume else self.steps():
-            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], shutil.move)
+            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], paths.move)
 
     def save(self, step: int, state: Any, log: str) -> str:
         """Write a checkpoint and remove old ones; all processes call it.
@@ -70,22 +64,22 @@ class Checkpoints:
             raise exits.Diverged(f"a weight is not finite by step {step}: lower --lr, or try --precision fp32")
         path, reason = self.path(step), ""
         try:
-            self._orbax.save(os.path.join(path, "state"), nnx.to_pure_dict(state), force=True)
+            self._orbax.save(paths.join(path, "state"), nnx.to_pure_dict(state), force=True)
             self._orbax.wait_until_finished()
             if self.device.chief:
-                with paths.atomic_file(os.path.join(path, "run.json")) as file:
+                with paths.atomic_file(paths.join(path, "run.json")) as file:
                     file.write(json.dumps({"run": self.run, "log": log, "step": step}).encode())
-        except (exits.UserError, OSError, ValueError, RuntimeError) as error:  # TensorStore raises ValueError
+        except Exception as error:  # TensorStore raises ValueError, gcsfs its own
             reason = _reason(error)
         kept = self._agreed(self.steps)
         if self.device.maximum([float(bool(reason))])[0]:
             if self.device.chief:
-                shutil.rmtree(path, ignore_errors=True)
+                paths.remove_folder(path)
             raise cannot_save(path, reason or "another process failed", [one for one in kept if one != step],
                               exits.again(self.args.resume))  # fmt: skip
         if self.device.chief:
             for old in [other for other in kept if other <= step][: -self.keep]:
-                shutil.rmtree(self.path(old))
+                paths.remove_folder(self.path(old))
         return path
 
     def resume(self, state: Any, say: Callable[[str], None]) -> tuple[dict[str, Any] | None, Any]:
@@ -105,10 +99,10 @@ class Checkpoints:
                 check_same_run(about["run"], self.run, self.args, say)
                 shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
                 try:
-                    loaded = self._orbax.restore(os.path.join(self.path(step), "state"), shapes)
+                    loaded = self._orbax.restore(paths.join(self.path(step), "state"), shapes)
                     nnx.replace_by_pure_dict(state, loaded)
                     reason = "" if self.finite(state) else "a weight is not finite"
-                except (OSError, ValueError, RuntimeError, KeyError) as error:
+                except Exception as error:
                     reason = _reason(error)
                 if not reason:
                     return about, state
@@ -120,8 +114,8 @@ class Checkpoints:
 
     def _about(self, step: int) -> tuple[dict[str, Any], str]:
         try:
-            return json.loads(paths.read_file(os.path.join(self.path(step), "run.json"))), ""
-        except (OSError, ValueError) as error:
+            return json.loads(paths.read_file(paths.join(self.path(step), "run.json"))), ""
+        except (exits.UserError, OSError, ValueError) as error:
             return {}, f"run.json: {error}"
 
 

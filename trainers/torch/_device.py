@@ -635,7 +635,7 @@ _GRACE = 30.0  # seconds that the other processes have to save and exit after on
 def start(count: int) -> int:
     """Run this process's command line in ``count`` processes; returns the exit code of the first that fails, else 0.
 
-    SIGTERM is forwarded. SIGINT is ignored here, because a terminal sends it to all processes of the group.
+    SIGTERM, SIGHUP and SIGUSR1 are forwarded. SIGINT is ignored: a terminal sends it to all processes of the group.
     """
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False,
                                        timeout=datetime.timedelta(minutes=5))  # fmt: skip
@@ -651,7 +651,9 @@ def start(count: int) -> int:
         for child in running.values():
             child.send_signal(number)
 
-    signal.signal(signal.SIGTERM, forward)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, forward)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -46,17 +46,9 @@ class Checkpoints:
         """Remove incomplete checkpoints; with --no-resume, move the others to a folder old-<UTC>."""
         paths.make_folder(self.folder)
         for step in self.steps(complete=False):
-            self._clear(self.path(step))
+            paths.remove_folder(self.path(step))
         if steps := [] if self.args.resume else self.steps():
-            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], self._clear)
-
-    def _clear(self, path: str, target: str = "") -> None:
-        """Remove a checkpoint, or move it to the folder ``target``; .metadata is sorted first."""
-        for name in paths.names(path):
-            file = paths.join(path, name)
-            paths.move(file, paths.join(target, name)) if target else paths.remove(file)
-        if not paths.is_remote(path):
-            os.rmdir(path)
+            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], paths.move)
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizers, options=StateDictOptions(cpu_offload=True))
@@ -90,7 +82,7 @@ class Checkpoints:
             raise cannot_save(path, reason, kept, exits.again(self.args.resume))
         if self.device.chief:
             for old in [other for other in kept if other <= step][: -self.keep]:
-                self._clear(self.path(old))
+                paths.remove_folder(self.path(old))
         return path
 
     def resume(self, say: Callable[[str], None]) -> dict[str, Any] | None:

@@ -192,6 +192,7 @@ class RehearsalSandbox(Sandbox):
             "TPU_API_ENDPOINT": here,
             "TPU_API_DISCOVERY_URL": here + "/discovery/v1/apis/{api}/{apiVersion}/rest",
             "STORAGE_EMULATOR_HOST": f"http://{STORAGE}",
+            "TENSORSTORE_GCS_HTTP_URL": f"http://{STORAGE}",
             # gcsfs would query the kind of every bucket from Cloud Storage's gRPC API, which the sidecar lacks.
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             "CURL_CA_BUNDLE": f"/{_CA}",

@@ -47,5 +47,23 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["weights"]
 
 
+def test_an_export_that_is_killed_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder cannot be replaced by one operation: what had its name is put back by the next export."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "graph").write_text("earlier")
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(os, "replace", lambda *_: os._exit(9))
+        with paths.complete_files(str(tmp_path)) as fresh:
+            Path(fresh, "model").mkdir()
+            Path(fresh, "model", "graph").write_text("new")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert [path.read_text() for path in tmp_path.glob(".earlier-*/graph")] == ["earlier"]
+    with pytest.raises(OSError, match="full"), paths.complete_files(str(tmp_path)):
+        raise OSError("full")
+    assert os.listdir(tmp_path) == ["model"] and (tmp_path / "model" / "graph").read_text() == "earlier"
+
+
 def test_the_version_in_exported_models_is_that_of_trainyard() -> None:
     assert trainers.__version__ == trainyard.__version__

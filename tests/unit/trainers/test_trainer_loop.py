@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 from toy_checkpoints import checkpoints, read, state, write
-from trainers.common import exits, flags
+from trainers.common import exits, flags, lease
 from trainers.common.log import Log
 from trainers.common.run import Run, Test, Tracer
 
 TRAINERS = Path(flags.__file__).parents[1]
 DOCS = TRAINERS.parent / "docs" / "trainers.md"
 #: Most files and lines of the project that a reader of a trainer has to know, itself included.
-MOST = {"torch/mnist": (10, 3261), "torch/flowers": (15, 4746), "torch/imagenet": (16, 4784),
-        "torch/gpt": (13, 4160), "tf/mnist": (11, 3216), "tf/flowers": (16, 4625),
-        "tf/imagenet": (16, 4666), "jax/mnist": (10, 2802), "jax/flowers": (15, 4282),
-        "jax/gpt": (13, 3672)}  # fmt: skip
+MOST = {"torch/mnist": (11, 3479), "torch/flowers": (16, 4959), "torch/imagenet": (17, 4997),
+        "torch/gpt": (14, 4366), "tf/mnist": (12, 3432), "tf/flowers": (17, 4836),
+        "tf/imagenet": (17, 4877), "jax/mnist": (11, 3018), "jax/flowers": (16, 4493),
+        "jax/gpt": (14, 3878)}  # fmt: skip
 
 
 def module_file(name: str) -> Path | None:
@@ -163,6 +163,75 @@ def test_a_signal_after_fast_steps_is_agreed_on_within_a_second() -> None:
 def test_processes_save_by_the_clock_at_the_same_steps() -> None:
     _, _, saves = run_world([2.0, 1.0], 200, lambda rank, step, stop: None, minutes=1.0)
     assert saves[0] == saves[1] and len(saves[0]) == 200 * 2 // 62, "every minute, and at most a step later"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_a_signal_that_asks_to_end_stops_a_run_after_its_step(name: str, tmp_path: Path) -> None:
+    """SIGUSR1 is what Slurm sends with --signal=USR1@60; SIGHUP is that of a terminal which is closed."""
+    code = (
+        "import os, signal, sys; from trainers.common import exits; stop = exits.Stop(); stop.install();"
+        f"os.kill(os.getpid(), signal.{name}); sys.exit(stop.poll())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TRAINERS.parent, check=False)
+    assert done.returncode == 128 + signal.Signals[name]
+    ignored = subprocess.run(["nohup", sys.executable, "-c", code], cwd=TRAINERS.parent, check=False,
+                             capture_output=True)  # fmt: skip
+    assert ignored.returncode == (0 if name == "SIGHUP" else done.returncode)
+
+
+MANY_LINES = """
+import sys
+from trainers.common import exits
+def main(_):
+    for number in range(9):
+        print("line", number, flush=True)
+        print("note", number, file=sys.stderr)
+    open(sys.argv[1], "w").close()  # saved
+    return 0
+exits.guard(main, None, "toy")
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("kind", ["full", "pipe", "closed"])
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+def test_a_log_that_nobody_takes_does_not_end_a_run(kind: str, streams: str, unbuffered: str, tmp_path: Path) -> None:
+    """As `trainer | head`, a full disk, and a stream that was closed before the start."""
+    target = {"full": "/dev/full", "pipe": "/dev/fd/9", "closed": "&-"}[kind]
+    to = f">{target}" + (f" 2>{target}" if streams == "both" else "")
+    read, write = os.pipe()
+    os.close(read)
+    script = f"exec 9>&{write}; exec {sys.executable} -c '{MANY_LINES}' {tmp_path}/saved {to}"
+    done = subprocess.run(["bash", "-c", script.replace("/dev/fd/9", "&9")], cwd=TRAINERS.parent, pass_fds=(write,),
+                          stderr=subprocess.PIPE, text=True, check=False,
+                          env={**os.environ, "PYTHONUNBUFFERED": unbuffered})  # fmt: skip
+    os.close(write)
+    assert done.returncode == 0 and (tmp_path / "saved").exists(), done.stderr
+    if streams == "stdout" and kind != "closed":
+        reason = {"full": "No space left on device", "pipe": "Broken pipe"}[kind]
+        assert done.stderr.splitlines()[-1] == f"toy: 9 lines of the log were not written ({reason})"
+
+
+def test_metrics_that_cannot_be_written_do_not_end_a_run(tmp_path: Path) -> None:
+    run, _, _ = train(f"--checkpoint-dir={tmp_path}", "--metrics-file=/dev/full")
+    assert run.code == 0 and checkpoints(tmp_path, 9).steps() == [7, 14, 21]
+
+
+def test_a_run_holds_the_folders_that_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "WAIT", 0.1)
+    c, out = tmp_path / "c", tmp_path / "out"
+    train(f"--checkpoint-dir={c}", "--num-steps=7")
+    before = sorted(os.listdir(c))
+    for held, words in ((c, (f"--checkpoint-dir={c}/../c", "--no-resume")), (out, (f"--output-dir={out}",))):
+        other = lease.Lease(str(held))
+        with pytest.raises(exits.UserError, match="another run has it"):
+            train(*words)
+        if held == c:
+            train(f"--checkpoint-dir={c}", "--eval-only")  # which only reads them
+        other.release()
+    assert sorted(os.listdir(c)) == before and not list(out.iterdir())
+    train(f"--checkpoint-dir={c}", f"--output-dir={c}")  # one folder for both
+    assert ".lease" not in os.listdir(c)
 
 
 def test_one_process_stops_after_the_step_and_saves_by_the_clock() -> None:

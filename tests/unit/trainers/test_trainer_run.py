@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -261,6 +262,9 @@ def test_a_user_error_is_one_line_and_a_bug_keeps_its_traceback(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(exits, "leave", ended.append)
+    monkeypatch.setattr(exits, "_unwritten", [])
+    for name in ("stdout", "stderr"):  # which guard() replaces
+        monkeypatch.setattr(sys, name, getattr(sys, name))
 
     def mistaken(args: object) -> int:
         raise exits.UserError("no such thing", 2)

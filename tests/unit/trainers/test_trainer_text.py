@@ -311,7 +311,8 @@ def log_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, **mor
     clock = Clock()
     monkeypatch.setattr(token_log, "time", clock)
     given = {"export_dir": "", "output_dir": str(tmp_path), "logdir": "", "metrics_file": "", "hypertune_tag": "",
-             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": "/c", "eval_only": False, **more}  # fmt: skip
+             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": str(tmp_path / "c"), "eval_only": False,
+             **more}  # fmt: skip
     log = TokenLog("torch.gpt", argparse.Namespace(**given), Two(chief=rank == 0))
     log.tokens_per_step, log.flops_per_token = 1000, 5.0
     return log, clock
@@ -364,15 +365,16 @@ def test_the_curve_of_a_resumed_run_continues_and_stays_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log, _ = log_of(tmp_path, monkeypatch)
-    for step in range(1, 4001):
-        log.count(step)
-        log.train(float(step), 0.1, 1.0)
+    with log:
+        for step in range(1, 4001):
+            log.count(step)
+            log.train(float(step), 0.1, 1.0)
     assert len(log.curve) <= 2000 and log.curve[0] == (1, 1.0)
     again, _ = log_of(tmp_path, monkeypatch)
     again.load(log.state(), 4000)
     again.start()
     assert again.curve == log.curve and again.where_saved() == "step 4000 is saved, run again to resume"
-    assert capsys.readouterr().out.splitlines()[-1] == "Resumed from step 4000 in /c"
+    assert capsys.readouterr().out.splitlines()[-1] == f"Resumed from step 4000 in {tmp_path}/c"
 
 
 def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_again_once(
@@ -386,16 +388,18 @@ def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_ag
 
     monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
     log, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss")
-    for step, loss in ((1, 3.0), (2, 2.5)):
-        log.count(step)
-        log.validation(loss, 100)
+    with log:
+        for step, loss in ((1, 3.0), (2, 2.5)):
+            log.count(step)
+            log.validation(loss, 100)
     assert reported() == [("1", "3.0"), ("2", "2.5")]
     for eval_only in (False, True):
         again, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss", eval_only=eval_only)
-        again.load(log.state(), 2)
-        again.start()
-        if eval_only:
-            again.validation(2.5, 100)
+        with again:
+            again.load(log.state(), 2)
+            again.start()
+            if eval_only:
+                again.validation(2.5, 100)
         assert reported() == [("1", "3.0"), ("2", "2.5")]
         assert [test["loss"] for test in again.tests] == [3.0, 2.5]
 

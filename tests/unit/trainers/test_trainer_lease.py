@@ -1,0 +1,191 @@
+"""A run holds the folders that it writes; what ends or hinders a run does not mix or lose what is there."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from far_storage import FarStorage
+from trainers.common import lease, mnist_data, paths
+from trainers.common.exits import UserError
+from trainers.common.lease import Lease
+
+ROOT = Path(__file__).resolve().parents[3]
+HOLD = """
+import sys, time
+from trainers.common.lease import Lease
+Lease(sys.argv[1])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds ``tmp_path / "run"``."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE)  # fmt: skip
+    assert process.stdout and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_run_says_who_has_the_folder(
+    other: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lease, "WAIT", 0.3)
+    who = rf"process {other.pid} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d .* UTC"
+    with pytest.raises(UserError, match=rf"^{tmp_path}/run: another run has it \({who}\): end that run, or use"):
+        Lease(str(tmp_path / "run"))
+    assert capsys.readouterr().err.count(f"waiting up to {lease.WAIT:g} s") == 1
+
+
+def test_the_folder_of_a_run_that_was_killed_is_free_at_once(other: subprocess.Popen[str], tmp_path: Path) -> None:
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    held = Lease(str(tmp_path / "run"))  # which would wait for 35 s for a run that lives
+    held.check()
+    held.release()
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_the_successor_of_a_run_that_is_about_to_end_waits_for_it(tmp_path: Path) -> None:
+    first = Lease(str(tmp_path))
+    successor = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert successor.stdout and successor.stderr
+    assert "waiting up to" in successor.stderr.readline()
+    first.release()
+    assert successor.stdout.readline() == "held\n"
+    with pytest.raises(BlockingIOError):
+        _lock(tmp_path / ".lease")  # and not a file that the first one removed
+    successor.kill()
+    successor.communicate()
+
+
+def _lock(path: Path) -> None:
+    import fcntl
+
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder of remote storage, which has no locks."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(paths, "_filesystem", lambda scheme: FarStorage(tmp_path))
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    monkeypatch.setattr(lease, "WAIT", 2.0)
+    return "far://run"
+
+
+def test_a_run_at_far_storage_is_known_by_its_signs_of_life(far: str) -> None:
+    first = Lease(far)
+    with pytest.raises(UserError, match="far://run: another run has it"):
+        Lease(far)
+    first.release()
+    began = time.monotonic()
+    Lease(far).release()
+    assert time.monotonic() - began < lease.WAIT
+
+
+def test_a_run_at_far_storage_without_a_sign_of_life_loses_its_folder_and_saves_nothing_more(far: str) -> None:
+    first = Lease(far)
+    first._ended.set()  # as after SIGKILL, or on a machine that is stopped
+    first._thread.join()
+    second = Lease(far)
+    with pytest.raises(UserError, match=r"has taken it over: this run saves nothing more"):
+        first.check()
+    first.release()
+    second.check()  # the first one does not remove what is not its own
+    assert second._read()["id"] == second._me["id"]
+    second.release()
+
+
+def test_a_folder_without_locks_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(lease.fcntl, "flock", flock)
+    Lease(str(tmp_path)).release()
+
+
+# --- writers and readers -------------------------------------------------------------------------------------------
+
+
+def test_two_writers_of_one_process_id_mix_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process ids of two containers are alike."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    path = tmp_path / "step-000000001.ckpt"
+    with paths.atomic_file(str(path)) as one:
+        one.write(b"A" * 100_000)
+        with paths.atomic_file(str(path)) as two:
+            two.write(b"B" * 500)
+        assert path.read_bytes() == b"B" * 500
+    assert path.read_bytes() == b"A" * 100_000 and os.listdir(tmp_path) == [path.name]
+
+
+def test_a_folder_that_is_being_moved_at_far_storage_is_whole_at_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = FarStorage(tmp_path)
+    monkeypatch.setattr(paths, "_filesystem", lambda scheme: far)
+    (tmp_path / "run" / "step" / "state").mkdir(parents=True)
+    for name in ("run.json", "state/a", "state/b"):
+        (tmp_path / "run" / "step" / name).write_text(name)
+    calls: list[str] = []
+
+    def counted(name: str, limit: int) -> None:
+        original = getattr(FarStorage, name)
+
+        def call(*words: str) -> None:
+            if len(calls) == limit:
+                raise KeyboardInterrupt
+            calls.append(name)
+            original(far, *words)
+
+        setattr(far, name, call)
+
+    for limit in range(6):  # three copies, then three removals
+        calls.clear()
+        (tmp_path / "old").mkdir(exist_ok=True)
+        for name in ("cp_file", "rm"):
+            counted(name, limit)
+        with pytest.raises(KeyboardInterrupt):
+            paths.move("far://run/step", "far://old/step")
+        whole = [
+            place
+            for place in ("run", "old")
+            if all((tmp_path / place / "step" / name).is_file() for name in ("run.json", "state/a", "state/b"))
+        ]
+        assert whole, limit
+        if "run" not in whole:  # it says first that it is no longer complete
+            assert not (tmp_path / "run" / "step" / "run.json").exists()
+            for name in ("run.json", "state/a", "state/b"):
+                (tmp_path / "run" / "step" / name).write_text(name)
+
+
+def test_an_idx_file_becomes_no_larger_than_its_header_says(tmp_path: Path) -> None:
+    header = b"\0\0\x08\x03" + struct.pack(">3I", 2, 28, 28)
+    with gzip.open(tmp_path / "bomb.gz", "wb", compresslevel=1) as file:
+        file.write(header)
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    with pytest.raises(UserError, match="1568 bytes expected, 1569 found"):
+        mnist_data.read_idx(str(tmp_path / "bomb.gz"))
+    for packed in (False, True):
+        content = b"\0\0\x08\x04" + struct.pack(">4I", *[2**32 - 1] * 4)
+        (tmp_path / "huge").write_bytes(gzip.compress(content) if packed else content)
+        with pytest.raises(UserError, match=r"bytes expected, which do not fit into memory|bytes expected, 0 found"):
+            mnist_data.read_idx(str(tmp_path / "huge"))
