@@ -317,9 +317,8 @@ class Source:
 
     Attributes:
         rule: its id in docs/launcher-contract.md.
-        signals: the source is read if one of these variables is set.
+        signals: the source is read if one of these variables is set. variables: what else it reads.
         read: returns the coordinates, or None if these variables give none.
-        variables: what else it reads.
     """
 
     __slots__ = ("read", "rule", "signals", "variables")
@@ -327,122 +326,68 @@ class Source:
     def __init__(
         self,
         rule: str,
-        signals: tuple[str, ...],
+        signals: str,
         read: Callable[[Mapping[str, str], Slice | None], Cluster | None],
-        variables: tuple[str, ...] = (),
+        variables: str = "",
     ) -> None:
-        self.rule = rule
-        self.signals = signals
-        self.read = read
-        self.variables = variables
+        self.rule, self.read = rule, read
+        self.signals, self.variables = signals.split(), variables.split()
 
 
-def _numbered(rule: str, name: str, rank: str, size: str, addresses: str, head: str = "") -> Source:
-    """Return the row of a platform that numbers the nodes of a job, see `schedulers.numbered`."""
-    return Source(
-        rule,
-        (rank,),
-        _scheduler("numbered", name, rank, size, addresses, head),
-        (size, addresses, *filter(None, [head])),
-    )
+def _numbered(rule: str, name: str, rank: str, *others: str) -> Source:
+    """Return the row of a platform that numbers the nodes of a job: what `schedulers.numbered` takes."""
+    return Source(rule, rank, _scheduler("numbered", name, rank, *others), " ".join(others))
 
 
-def _ranked(rule: str, name: str, prefix: str, address: str = "") -> Source:
-    """Return the row of a launcher of ranks whose variables have a prefix, see `schedulers.ranked`."""
-    others = (f"{prefix}RANK", f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE", *filter(None, [address]))
-    return Source(rule, (f"{prefix}SIZE",), _scheduler("ranked", name, prefix, address), others)
+def _ranked(rule: str, name: str, prefix: str, head: str = "") -> Source:
+    """Return the row of a launcher of ranks whose variables have a prefix: what `schedulers.ranked` takes."""
+    others = f"{prefix}RANK {prefix}LOCAL_RANK {prefix}LOCAL_SIZE {head}"
+    return Source(rule, f"{prefix}SIZE", _scheduler("ranked", name, prefix, head), others)
 
 
-# Platforms that number the nodes of a job.
+# fmt: off
 PLATFORMS = (
     _numbered("R13.22", "SkyPilot", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS"),
     _numbered("R13.23", "dstack", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP"),
-    _numbered(
-        "R13.24",
-        "AWS Batch",
-        "AWS_BATCH_JOB_NODE_INDEX",
-        "AWS_BATCH_JOB_NUM_NODES",
-        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX",
-    ),
+    _numbered("R13.24", "AWS Batch", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES",
+              "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "AWS_BATCH_JOB_MAIN_NODE_INDEX"),
     _numbered("R13.28", "RunPod", "NODE_RANK", "NUM_NODES", "PRIMARY_ADDR"),
-    Source(
-        "R13.29",
-        ("LEPTON_JOB_WORKER_INDEX",),
-        _scheduler("lepton"),
-        ("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_SERVICE_PREFIX", "LEPTON_JOB_NAME", "LEPTON_SUBDOMAIN"),
-    ),
+    Source("R13.29", "LEPTON_JOB_WORKER_INDEX", _scheduler("lepton"),
+           "LEPTON_JOB_TOTAL_WORKERS LEPTON_JOB_SERVICE_PREFIX LEPTON_JOB_NAME LEPTON_SUBDOMAIN"),
     _numbered("R13.30", "Beaker", "BEAKER_REPLICA_RANK", "BEAKER_REPLICA_COUNT", "BEAKER_LEADER_REPLICA_HOSTNAME"),
     _numbered("R13.31", "Metaflow", "MF_PARALLEL_NODE_INDEX", "MF_PARALLEL_NUM_NODES", "MF_PARALLEL_MAIN_IP"),
     _numbered("R13.32", "NGC", "NGC_ARRAY_INDEX", "NGC_ARRAY_SIZE", "NGC_MASTER_ADDR"),
 )
-
 # What counts processes comes first: variables that count nodes are inherited by every process of a node.
 SOURCES = (
-    Source("R13.1", ("TORCHELASTIC_RUN_ID",), _torchelastic, ("GROUP_RANK", "GROUP_WORLD_SIZE")),
-    Source("R13.2", ("RANK",), _ranks, ("WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
-    Source(
-        "R13.10",
-        ("OMPI_COMM_WORLD_SIZE",),
-        _scheduler("open_mpi"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_MCA_orte_hnp_uri"),
-    ),
-    Source("R13.11", ("PMI_SIZE",), _scheduler("hydra"), ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
+    Source("R13.1", "TORCHELASTIC_RUN_ID", _torchelastic, "GROUP_RANK GROUP_WORLD_SIZE"),
+    Source("R13.2", "RANK", _ranks, "WORLD_SIZE MASTER_ADDR LOCAL_RANK LOCAL_WORLD_SIZE"),
+    Source("R13.10", "OMPI_COMM_WORLD_SIZE", _scheduler("open_mpi"), "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK"
+           " OMPI_COMM_WORLD_LOCAL_SIZE OMPI_MCA_orte_hnp_uri"),
+    Source("R13.11", "PMI_SIZE", _scheduler("hydra"), "PMI_RANK MPI_LOCALRANKID MPI_LOCALNRANKS"),
     _ranked("R13.33", "Horovod", "HOROVOD_", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
     _ranked("R13.34", "MVAPICH", "MV2_COMM_WORLD_"),
-    Source(
-        "R13.12",
-        ("SLURM_STEP_ID", "SLURM_PROCID"),
-        _scheduler("slurm"),
-        (
-            "SLURM_STEP_NUM_TASKS",
-            "SLURM_STEP_NUM_NODES",
-            "SLURM_STEP_TASKS_PER_NODE",
-            "SLURM_STEP_NODELIST",
-            "SLURM_LOCALID",
-            "SLURM_NODEID",
-            "SLURM_JOB_ID",
-        ),
-    ),
-    Source("R13.13", ("NODE_RANK",), _nodes, ("NNODES", "MASTER_ADDR")),
-    Source(
-        "R13.25",
-        ("JAX_PROCESS_ID",),
-        _jax,
-        ("JAX_NUM_PROCESSES", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"),
-    ),
-    Source(
-        "R13.3",
-        ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"),
-        _pet,
-        ("PET_MASTER_PORT", "PET_RDZV_BACKEND"),
-    ),
-    Source("R13.4", ("CLUSTER_SPEC",), _cluster_spec),
-    Source("R13.5", ("TF_CONFIG",), _tf_config),
-    Source(
-        "R13.6",
-        ("TPU_WORKER_ID", "MEGASCALE_NUM_SLICES", "JOB_COMPLETION_INDEX"),
-        _indexed_job,
-        ("NNODES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS", "JOBSET_NAME", "REPLICATED_JOB_NAME"),
-    ),
-    Source("R13.14", ("LWS_GROUP_SIZE",), _scheduler("leader_worker_set"), ("LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")),
-    Source("R13.15", ("VC_TASK_INDEX", "VK_TASK_INDEX"), _scheduler("volcano"), ("HOSTNAME",)),
-    Source(
-        "R13.16",
-        ("SM_HOSTS", "TRAINING_JOB_NAME"),
-        _scheduler("sagemaker"),
-        ("SM_CURRENT_HOST", "SM_CURRENT_INSTANCE_GROUP_HOSTS"),
-    ),
+    Source("R13.12", "SLURM_STEP_ID SLURM_PROCID", _scheduler("slurm"), "SLURM_STEP_NUM_TASKS SLURM_STEP_NUM_NODES"
+           " SLURM_STEP_TASKS_PER_NODE SLURM_STEP_NODELIST SLURM_LOCALID SLURM_NODEID SLURM_JOB_ID"),
+    Source("R13.13", "NODE_RANK", _nodes, "NNODES MASTER_ADDR"),
+    Source("R13.25", "JAX_PROCESS_ID", _jax, "JAX_NUM_PROCESSES JAX_COORDINATOR_ADDRESS JAX_COORDINATOR_PORT"),
+    Source("R13.3", "PET_NNODES PET_NODE_RANK PET_MASTER_ADDR PET_RDZV_ENDPOINT", _pet,
+           "PET_MASTER_PORT PET_RDZV_BACKEND"),
+    Source("R13.4", "CLUSTER_SPEC", _cluster_spec),
+    Source("R13.5", "TF_CONFIG", _tf_config),
+    Source("R13.6", "TPU_WORKER_ID MEGASCALE_NUM_SLICES JOB_COMPLETION_INDEX", _indexed_job,
+           "NNODES MEGASCALE_SLICE_ID MEGASCALE_COORDINATOR_ADDRESS JOBSET_NAME REPLICATED_JOB_NAME"),
+    Source("R13.14", "LWS_GROUP_SIZE", _scheduler("leader_worker_set"), "LWS_WORKER_INDEX LWS_LEADER_ADDRESS"),
+    Source("R13.15", "VC_TASK_INDEX VK_TASK_INDEX", _scheduler("volcano"), "HOSTNAME"),
+    Source("R13.16", "SM_HOSTS TRAINING_JOB_NAME", _scheduler("sagemaker"),
+           "SM_CURRENT_HOST SM_CURRENT_INSTANCE_GROUP_HOSTS"),
     *PLATFORMS,
 )
+# fmt: on
 
 # The variables of these sources, for `--explain`.
-SIGNALS = tuple(
-    dict.fromkeys(
-        ["MASTER_ADDR", "MASTER_PORT"]
-        + [name for source in SOURCES for name in source.signals + source.variables if name != "HOSTNAME"]
-    )
-)
+_NAMES = [name for source in SOURCES for name in source.signals + source.variables if name != "HOSTNAME"]
+SIGNALS = tuple(dict.fromkeys(["MASTER_ADDR", "MASTER_PORT", *_NAMES]))
 
 
 def resolve(
@@ -501,28 +446,20 @@ def _use_master_variables(cluster: Cluster, env: Mapping[str, str]) -> None:
 
 
 # Rank -> size. A rank over 0 without a source of coordinates is one of several processes (R13.18).
+# PALS is mpiexec of HPE Cray, whose PMI_RANK and PMI_SIZE are refused below; JSM jsrun of LSF; BATCH Google Cloud's.
+# fmt: off
 RANKS = (
-    ("RANK", "WORLD_SIZE"),
-    ("NODE_RANK", "NNODES"),
-    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
-    ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    *((row.signals[0], row.variables[0]) for row in PLATFORMS),
-    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"),  # Google Cloud's Batch
-    ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
-    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),  # jsrun of LSF
-    ("PALS_RANKID", ""),  # mpiexec of HPE Cray; its PMI_RANK and PMI_SIZE are refused below
-    ("PMIX_RANK", ""),
+    ("RANK", "WORLD_SIZE"), ("NODE_RANK", "NNODES"), ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
+    ("MEGASCALE_SLICE_ID", "MEGASCALE_NUM_SLICES"), ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"), *((row.signals[0], row.variables[0]) for row in PLATFORMS),
+    ("BATCH_TASK_INDEX", "BATCH_TASK_COUNT"), ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
+    ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"), ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    ("PALS_RANKID", ""), ("PMIX_RANK", ""),
 )
-ADDRESSES = {
-    "RANK": "set MASTER_ADDR",
-    "NODE_RANK": "set MASTER_ADDR",
-    "JAX_PROCESS_ID": "set JAX_COORDINATOR_ADDRESS to HOST:PORT of process 0",
-}
+# fmt: on
+ADDRESSES = dict.fromkeys(("RANK", "NODE_RANK"), "set MASTER_ADDR")
+ADDRESSES["JAX_PROCESS_ID"] = "set JAX_COORDINATOR_ADDRESS to HOST:PORT of process 0"
 RESOLVE = "set RANK, WORLD_SIZE and MASTER_ADDR, or NODE_RANK, NNODES and MASTER_ADDR"
 ALONE = "NODE_RANK=0 and NNODES=1 if it trains alone"
 

@@ -87,8 +87,8 @@ class Channel:
 
 
 def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
-    """Return those of the sources that can be read without a wait, after `seconds` at most; of any number of them."""
-    by_number = {source if isinstance(source, int) else source.fileno(): source for source in sources}
+    """Return those of the sources that can be read, after `seconds` at most."""
+    by_number = {source.fileno(): source for source in sources}
     poll = select.poll()  # select() ends with ValueError for descriptors from 1024 on
     for number in by_number:
         poll.register(number, select.POLLIN)
@@ -99,17 +99,20 @@ def is_node(hello: object) -> bool:
     """Whether a message is what a node says about itself. Anyone on the network can connect."""
     if not isinstance(hello, dict):
         return False
-    number, port, problems = (hello.get(name) for name in ("number", "port", "problems"))
-    simple = all(isinstance(value, (str, int, float, type(None))) for key, value in hello.items() if key != "problems")
-    listed = isinstance(problems, list) and all(isinstance(problem, str) for problem in problems)
-    return simple and listed and type(number) is int and type(port) is int and isinstance(hello.get("host"), str)
+    others = [value for name, value in hello.items() if name != "problems"]
+    problems = hello.get("problems")
+    return (
+        type(hello.get("number")) is type(hello.get("port")) is int
+        and isinstance(hello.get("host"), str)
+        and isinstance(problems, list)
+        and all(isinstance(one, (str, int, float, type(None))) for one in [*others, *problems])
+    )
 
 
 class Coordinator:
     """Collect a message of each of `count` nodes, which connect to the listener, and send all of them one.
 
-    Attributes:
-        members: number -> node. strangers: connections that were dropped because they said something else, or nothing.
+    `strangers` is the number of connections that were dropped because they said something else, or nothing.
     """
 
     def __init__(self, listener: socket.socket, count: int) -> None:

@@ -324,12 +324,9 @@ def numbered(
     The main node of AWS Batch need not be the first one. It becomes node 0, and the nodes after it are numbered on,
     because the node whose address is known has to be node 0.
 
-    Args:
-        name: the platform.
-        number, count: the variables with the number of this node and of all nodes.
-        addresses: the variable with the address of node 0, first of those that blanks separate.
-        head: the variable with the number of the node that the address is of, and that does not know its own; "" if
-            that is node 0, and every node knows the address.
+    `number` and `count` are the variables with the number of this node and of all, `addresses` that with the address of
+    node 0, first of those that blanks separate, and `head` that with the number of the node that the address is of and
+    that does not know its own; "" if that is node 0, and every node knows the address.
 
     Raises:
         LaunchError: (2) if a number is invalid, or the address of node 0 is unknown.
@@ -367,8 +364,7 @@ def lepton(env: Mapping[str, str]) -> Cluster | None:
 def ranked(env: Mapping[str, str], name: str, prefix: str, head: str) -> Cluster | None:
     """Return the coordinates of a rank of Horovod or MVAPICH, whose variables have a prefix (R13.33, R13.34).
 
-    `head` is the variable with the address of the host that starts the ranks, which for Horovod has the first ones; ""
-    if there is none.
+    `head` is the variable with the address of the host that starts the ranks, if there is one.
     """
     size = _count(env, prefix + "SIZE")
     if size == 1:

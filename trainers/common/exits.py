@@ -107,35 +107,31 @@ _unwritten: list[str] = []  # why lines of the log were not written
 
 
 @contextlib.contextmanager
-def dropping() -> Iterator[None]:
-    """Go on if a line of the log cannot be written: a full disk, or a reader that has gone. They are counted."""
+def dropping(line: bool = True) -> Iterator[None]:
+    """Go on if the log cannot be written, as on a full disk or without a reader; :func:`guard` says how many lines."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a closed file
-        _unwritten.append(getattr(error, "strerror", None) or str(error))
+        _unwritten.extend([getattr(error, "strerror", None) or str(error)] * line)
 
 
 class Lines:
-    """Write to a text file or stream; lines that it does not take are dropped and counted, see :func:`dropping`."""
+    """Write lines to a text file or stream; those that it does not take are dropped, see :func:`dropping`."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._counted = stream, False
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write ``text``; of an unbuffered stream, the end of a line fails with the line."""
-        try:
+        """Write ``text``, and flush at the end of a line."""
+        with dropping(text.endswith("\n")):
             self._stream.write(text)
-        except (OSError, ValueError):
             if text.endswith("\n"):
-                with dropping():
-                    self._counted = True
-                    raise
+                self._stream.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Flush what was written."""
-        counted, self._counted = self._counted, False
-        with contextlib.suppress(OSError, ValueError) if counted else dropping():
+        """Flush the rest of a line."""
+        with dropping(False):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -153,9 +149,8 @@ def leave(code: int) -> NoReturn:
     Their background threads (collectives, profilers, compilation pools) can hang or print when a process exits in
     the middle of a distributed run. All files are closed before this is called.
     """
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # None, if it was closed before the start
-            stream.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it was closed before the start
+        stream.flush()
     os._exit(code)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import secrets
 import socket
 import sys
 import threading
 import time
-from typing import Any
 
 from trainers.common import paths
 from trainers.common.exits import UserError
@@ -31,21 +29,20 @@ class Lease:
     def __init__(self, folder: str) -> None:
         """Wait until no other run has the folder; raises :class:`UserError` with who has it after ``WAIT`` seconds."""
         self.folder, self.path = folder, paths.join(folder, ".lease")
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        self._me = {"host": socket.gethostname(), "process": os.getpid(), "since": since, "id": secrets.token_hex(8)}
         self._beats = paths.is_remote(folder) or folder.startswith("/gcs/")
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        self._me = f"process {os.getpid()} on {socket.gethostname()}, since {since}, run {secrets.token_hex(4)}"
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._live, daemon=True)
-        began, first, told = time.monotonic(), self._read(), False
+        end, first, attempt = time.monotonic() + WAIT, self._read(), 0
         while not self._is_free():
-            found, late = self._read(), time.monotonic() - began > WAIT
-            if late and self._beats and found == first:
+            found, attempt = self._read(), attempt + 1
+            says = f"{folder}: another run has it ({found[0]})"
+            if time.monotonic() > end and self._beats and found == first:
                 break  # there was no sign of life
-            who = f"process {found.get('process')} on {found.get('host')}, since {found.get('since')}"
-            if late:
-                raise UserError(f"{folder}: another run has it ({who}): end that run, or use another folder")
-            if not told:
-                print(f"note: {folder}: another run has it ({who}); waiting up to {WAIT:g} s", file=sys.stderr)
-            told = True
+            if time.monotonic() > end:
+                raise UserError(f"{says}: end that run, or use another folder")
+            if attempt == 1:
+                print(f"note: {says}; waiting up to {WAIT:g} s", file=sys.stderr)
             time.sleep(min(1.0, WAIT / 10))
         self._write()
         if self._beats:
@@ -53,40 +50,32 @@ class Lease:
 
     def _is_free(self) -> bool:
         if self._beats:
-            return not self._read()
-        paths.make_folder(self.folder)
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written: {error.strerror}") from None
+            return not self._read()[0]
+        paths.check_writable(self.folder)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             free = os.fstat(self._file).st_nlink > 0  # else a run that has ended has removed it meanwhile
         except OSError as error:
-            free = error.errno not in (errno.EWOULDBLOCK, errno.EACCES)  # others: a file system without locks
+            free = error.errno != errno.EWOULDBLOCK  # a file system without locks
         if not free:
             os.close(self._file)
         return free
 
-    def _read(self) -> dict[str, Any]:
-        """What the file says; {} without one, and an unknown host while it is written."""
-        try:
-            found = json.loads(paths.read_file(self.path))
-        except ValueError:
-            return {"host": "?"}
-        except (OSError, UserError):
-            return {}
-        return found if isinstance(found, dict) else {}
+    def _read(self) -> list[str]:
+        """The run that has the folder, "" without one, and its last sign of life."""
+        with contextlib.suppress(OSError, UserError):
+            return paths.read_file(self.path).decode(errors="replace").split("\n")
+        return [""]
 
     def _write(self) -> None:
-        content = json.dumps({**self._me, "beat": time.time()}).encode()
+        content = f"{self._me}\n{time.time()}\n".encode()
         if self._beats:
             with paths.atomic_file(self.path) as file:
                 file.write(content)
             return
         with contextlib.suppress(OSError):  # on a full disk the lock holds, too
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, content, 0)
+            os.ftruncate(self._file, os.pwrite(self._file, content, 0))
 
     def _live(self) -> None:
         while not self._ended.wait(BEAT):
@@ -96,9 +85,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise :class:`UserError` if another run has taken the folder because this one showed no sign of life."""
-        if self._beats and (found := self._read()).get("id", self._me["id"]) != self._me["id"]:
-            raise UserError(f"{self.folder}: process {found.get('process')} on {found.get('host')} has taken it over:"
-                            " this run saves nothing more")  # fmt: skip
+        if self._beats and (found := self._read()[0]) not in ("", self._me):
+            raise UserError(f"{self.folder}: {found} has taken it over: this run saves nothing more")
 
     def release(self) -> None:
         """Let other runs have the folder."""
@@ -107,7 +95,7 @@ class Lease:
             if self._beats:
                 self._thread.join()
                 self.check()
-            if self._beats or os.fstat(self._file).st_nlink:
-                paths.remove(self.path)
-            if not self._beats:
-                os.close(self._file)
+                return paths.remove(self.path)
+            if os.fstat(self._file).st_nlink:
+                os.remove(self.path)
+            os.close(self._file)

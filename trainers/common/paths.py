@@ -177,7 +177,7 @@ def move(path: str, target: str) -> None:
             start = filesystem._strip_protocol(path)
             for name in filesystem.find(start):
                 filesystem.cp_file(name, filesystem._strip_protocol(target) + name[len(start) :])
-        return remove_folder(path)
+        return remove(path)
     make_folder(os.path.dirname(target))
     try:
         os.rename(path, target)
@@ -185,28 +185,20 @@ def move(path: str, target: str) -> None:
         raise UserError(f"{path}: cannot be moved to {target}: {error.strerror}") from None
 
 
-def remove_folder(path: str) -> None:
-    """Remove a file or folder if it exists: what sorts first goes first, such as what says that it is complete."""
-    if is_remote(path):
-        with contextlib.suppress(FileNotFoundError), remote(path) as filesystem:
-            filesystem.invalidate_cache()
-            for name in sorted(filesystem.find(filesystem._strip_protocol(path))):
-                filesystem.rm(name)
-    elif os.path.isdir(path):
-        for name in names(path):
-            remove_folder(os.path.join(path, name))
-        os.rmdir(path)
-    else:
-        remove(path)
-
-
 def remove(path: str) -> None:
-    """Remove a file if it exists."""
+    """Remove a file or folder if it exists: what sorts first goes first, such as what says that it is complete."""
     with contextlib.suppress(FileNotFoundError):
-        if not is_remote(path):
-            return os.remove(path)
-        with remote(path) as filesystem:
-            filesystem.rm(path)
+        if is_remote(path):
+            with remote(path) as filesystem:
+                filesystem.invalidate_cache()
+                for name in sorted(filesystem.find(filesystem._strip_protocol(path))) or [path]:
+                    filesystem.rm(name)
+        elif os.path.isdir(path):
+            for name in names(path):
+                remove(os.path.join(path, name))
+            os.rmdir(path)
+        else:
+            os.remove(path)
 
 
 @contextlib.contextmanager
@@ -259,25 +251,18 @@ def complete_files(folder: str) -> Iterator[str]:
         for name in os.listdir(local):
             if name.startswith(_UNFINISHED):
                 shutil.rmtree(os.path.join(local, name), ignore_errors=True)
-            elif name.startswith(_EARLIER):
-                _put_back(os.path.join(local, name), os.path.join(local, name.removeprefix(_EARLIER)))
+            elif name.startswith(_EARLIER) and not os.path.exists(os.path.join(local, name.removeprefix(_EARLIER))):
+                os.rename(os.path.join(local, name), os.path.join(local, name.removeprefix(_EARLIER)))
         with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=local) as fresh:
             yield fresh
             for name in sorted(os.listdir(fresh)):
                 old, new = os.path.join(local, name), os.path.join(fresh, name)
                 earlier = os.path.join(local, _EARLIER + name)
                 if os.path.isdir(old):  # which os.replace() does not replace
+                    shutil.rmtree(earlier, ignore_errors=True)
                     os.rename(old, earlier)
                 os.replace(new, old)
                 shutil.rmtree(earlier, ignore_errors=True)
-
-
-def _put_back(earlier: str, old: str) -> None:
-    """Rename an ``earlier`` folder back, unless another one has its name."""
-    if os.path.exists(old):
-        shutil.rmtree(earlier, ignore_errors=True)
-    else:
-        os.rename(earlier, old)
 
 
 class Mirror:

@@ -95,9 +95,7 @@ class Checkpoints:
                 return self._load(self.path(step))
             except UserError as error:
                 print(f"note: {error}; trying the one before", file=sys.stderr)
-        if steps:
-            raise UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
-                            " --checkpoint-dir")  # fmt: skip
+        check_usable(self.folder, steps)
         return None
 
     def best(self) -> State | None:
@@ -121,6 +119,48 @@ class Checkpoints:
         except Exception as error:  # damaged archives raise zlib.error, RuntimeError, KeyError and more
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"{path} cannot be used ({reason})") from None
+
+
+def check_usable(folder: str, steps: list[int]) -> None:
+    """Raise :class:`UserError` if there are checkpoints of ``steps``, none of which was usable."""
+    if steps:
+        raise UserError(f"{folder}: none of its {len(steps)} checkpoints can be used; use another --checkpoint-dir")
+
+
+class StepFolders:
+    """Checkpoints that all processes write: folders ``step-<step>`` with ``run.json``, which describes the run.
+
+    One is complete once it has the file ``marker``, which is written last, and first removed.
+    """
+
+    marker = "run.json"
+
+    def __init__(self, args: argparse.Namespace, run: dict[str, Any]) -> None:
+        self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
+
+    def path(self, step: int) -> str:
+        """Return the folder of the checkpoint after ``step`` steps."""
+        return paths.join(self.folder, f"step-{step:09d}")
+
+    def steps(self, complete: bool = True) -> list[int]:
+        """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
+        steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
+        return sorted(step for step in steps if (self.marker in paths.names(self.path(step))) == complete)
+
+    def prepare(self) -> None:
+        """Remove incomplete checkpoints; with --no-resume, move the others to a folder old-<UTC>."""
+        paths.make_folder(self.folder)
+        for step in self.steps(complete=False):
+            paths.remove(self.path(step))
+        if steps := [] if self.args.resume else self.steps():
+            set_aside(self.folder, [f"step-{step:09d}" for step in steps], paths.move)
+
+    def about(self, step: int) -> tuple[dict[str, Any], str]:
+        """Return what run.json of a checkpoint says, and what is wrong with it."""
+        try:
+            return json.loads(paths.read_file(paths.join(self.path(step), "run.json"))), ""
+        except (UserError, OSError, ValueError) as error:
+            return {}, f"run.json: {error}"
 
 
 def set_aside(folder: str, names: list[str], move: Callable[[str, str], None]) -> None:

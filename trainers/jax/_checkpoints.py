@@ -13,46 +13,29 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from trainers.common import exits, paths
-from trainers.common.run import cannot_save, check_same_run, set_aside
+from trainers.common.run import StepFolders, cannot_save, check_same_run, check_usable
 from trainers.jax._devices import Devices
 
 
-class Checkpoints:
+class Checkpoints(StepFolders):
     """Keep checkpoints of Orbax, one folder ``step-<step>`` each, also in a bucket: TensorStore and gcsfs write there.
 
-    ``state`` in it is Orbax's, and ``run.json``, which is written last, describes the run: a folder without it is not
-    complete. Arrays are loaded to where those of the current run are.
+    ``state`` in it is Orbax's. Arrays are loaded to where those of the current run are.
     """
 
     def __init__(
         self, args: argparse.Namespace, device: Devices, run: dict[str, Any], finite: Callable[[Any], jax.Array]
     ) -> None:
         """Keep checkpoints of a ``run``, which it describes; ``finite(state)`` returns whether all weights are."""
-        self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
+        super().__init__(args, run)
         self.device, self.finite = device, finite
         if self.folder and not paths.is_remote(self.folder):
             self.folder = os.path.abspath(self.folder)
         self._orbax = ocp.StandardCheckpointer()
 
-    def path(self, step: int) -> str:
-        """Return the folder of the checkpoint after ``step`` steps."""
-        return paths.join(self.folder, f"step-{step:09d}")
-
-    def steps(self, complete: bool = True) -> list[int]:
-        """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
-        steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
-        return sorted(step for step in steps if ("run.json" in paths.names(self.path(step))) == complete)
-
     def _agreed(self, ask: Callable[[], Any]) -> Any:
         """Return what ``ask()``, of values that JSON has, returns in the chief, in all processes."""
         return json.loads(self.device.broadcast(json.dumps(ask() if self.device.chief else None).encode()))
-
-    def _prepare(self) -> None:
-        paths.make_folder(self.folder)
-        for step in self.steps(complete=False):
-            paths.remove_folder(self.path(step))
-        if steps := [] if self.args.resume else self.steps():
-            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], paths.move)
 
     def save(self, step: int, state: Any, log: str) -> str:
         """Write a checkpoint and remove old ones; all processes call it.
@@ -74,12 +57,12 @@ class Checkpoints:
         kept = self._agreed(self.steps)
         if self.device.maximum([float(bool(reason))])[0]:
             if self.device.chief:
-                paths.remove_folder(path)
+                paths.remove(path)
             raise cannot_save(path, reason or "another process failed", [one for one in kept if one != step],
                               exits.again(self.args.resume))  # fmt: skip
         if self.device.chief:
             for old in [other for other in kept if other <= step][: -self.keep]:
-                paths.remove_folder(self.path(old))
+                paths.remove(self.path(old))
         return path
 
     def resume(self, state: Any, say: Callable[[str], None]) -> tuple[dict[str, Any] | None, Any]:
@@ -91,10 +74,10 @@ class Checkpoints:
         if not self.folder:
             return None, state
         if self.device.chief and not self.args.eval_only:
-            self._prepare()
+            self.prepare()
         steps = self._agreed(self.steps) if self.args.resume else []
         for step in reversed(steps):
-            about, reason = self._agreed(lambda step=step: self._about(step))
+            about, reason = self._agreed(lambda step=step: self.about(step))
             if not reason:
                 check_same_run(about["run"], self.run, self.args, say)
                 shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
@@ -107,16 +90,8 @@ class Checkpoints:
                 if not reason:
                     return about, state
             say(f"{self.path(step)} cannot be used ({reason}); trying the one before")
-        if steps:
-            raise exits.UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
-                                  " --checkpoint-dir")  # fmt: skip
+        check_usable(self.folder, steps)
         return None, state
-
-    def _about(self, step: int) -> tuple[dict[str, Any], str]:
-        try:
-            return json.loads(paths.read_file(paths.join(self.path(step), "run.json"))), ""
-        except (exits.UserError, OSError, ValueError) as error:
-            return {}, f"run.json: {error}"
 
 
 def _reason(error: Exception) -> str:

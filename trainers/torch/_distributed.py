@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,39 +15,24 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from trainers.common import exits, paths
-from trainers.common.run import cannot_save, check_same_run, set_aside
+from trainers.common.run import StepFolders, cannot_save, check_same_run, check_usable
 from trainers.torch._device import Device
 
 
-class Checkpoints:
+class Checkpoints(StepFolders):
     """Checkpoints of torch.distributed.checkpoint, one folder ``step-<step>`` each, for any number of processes.
 
-    A checkpoint is complete once it has .metadata, which is written last. ``run.json`` in it describes the run.
+    A checkpoint is complete once it has .metadata, which is written last.
     """
+
+    marker = ".metadata"
 
     def __init__(
         self, args: argparse.Namespace, device: Device, model: nn.Module, optimizers: list[torch.optim.Optimizer],
         run: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.folder, self.keep, self.args, self.run = args.checkpoint_dir, args.keep_checkpoints, args, run
+        super().__init__(args, run)
         self.device, self.model, self.optimizers = device, model, optimizers
-
-    def path(self, step: int) -> str:
-        """Return the folder of the checkpoint after ``step`` steps."""
-        return paths.join(self.folder, f"step-{step:09d}")
-
-    def steps(self, complete: bool = True) -> list[int]:
-        """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
-        steps = [int(name[5:]) for name in paths.names(self.folder) if name.startswith("step-") and name[5:].isdigit()]
-        return sorted(step for step in steps if (".metadata" in paths.names(self.path(step))) == complete)
-
-    def _prepare(self) -> None:
-        """Remove incomplete checkpoints; with --no-resume, move the others to a folder old-<UTC>."""
-        paths.make_folder(self.folder)
-        for step in self.steps(complete=False):
-            paths.remove_folder(self.path(step))
-        if steps := [] if self.args.resume else self.steps():
-            set_aside(self.folder, [os.path.basename(self.path(step)) for step in steps], paths.move)
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizers, options=StateDictOptions(cpu_offload=True))
@@ -82,7 +66,7 @@ class Checkpoints:
             raise cannot_save(path, reason, kept, exits.again(self.args.resume))
         if self.device.chief:
             for old in [other for other in kept if other <= step][: -self.keep]:
-                paths.remove_folder(self.path(old))
+                paths.remove(self.path(old))
         return path
 
     def resume(self, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -94,12 +78,12 @@ class Checkpoints:
         if not self.folder:
             return None
         if self.device.chief and not self.args.eval_only:
-            self._prepare()
+            self.prepare()
         if not self.args.resume:
             return None
         steps = self.device.broadcast(self.steps() if self.device.chief else None)
         for step in reversed(steps):
-            about, reason = self.device.broadcast(self._about(step) if self.device.chief else None)
+            about, reason = self.device.broadcast(self.about(step) if self.device.chief else None)
             if not reason:
                 check_same_run(about["run"], self.run, self.args, say)
                 state = self._state()
@@ -113,16 +97,8 @@ class Checkpoints:
                 if not reason:
                     return about
             say(f"{self.path(step)} cannot be used ({reason}); trying the one before")
-        if steps:
-            raise exits.UserError(f"{self.folder}: none of its {len(steps)} checkpoints can be used; use another"
-                                  " --checkpoint-dir")  # fmt: skip
+        check_usable(self.folder, steps)
         return None
-
-    def _about(self, step: int) -> tuple[dict[str, Any], str]:
-        try:
-            return json.loads(paths.read_file(paths.join(self.path(step), "run.json"))), ""
-        except (OSError, ValueError) as error:
-            return {}, f"run.json: {error}"
 
     def is_finite(self) -> bool:
         """Return whether all weights are finite, in all processes."""

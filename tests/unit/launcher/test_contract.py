@@ -75,7 +75,7 @@ def test_the_table_of_coordinates_is_that_of_the_code() -> None:
     rows = [row.split(" | ") for row in sections()["R13"].splitlines() if row.startswith("| [R13")]
     table = [(re.findall(RULE, row[0])[0], *(tuple(re.findall(r"`(\w+)`", cell)) for cell in row[1:3])) for row in rows]
     assert table == [
-        *((source.rule, source.signals, source.variables) for source in SOURCES),
+        *((source.rule, tuple(source.signals), tuple(source.variables)) for source in SOURCES),
         ("R13.7", (), ()),
     ]
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from pathlib import Path
 from typing import IO, Any
+
+
+class Object(io.BytesIO):
+    """A file that appears when it is closed, as objects do."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.place = place
+
+    def close(self) -> None:
+        if not self.closed:
+            unique = self.place.with_name(f"{self.place.name}.{id(self)}")
+            unique.write_bytes(self.getvalue())
+            unique.replace(self.place)
+        super().close()
 
 
 class FarStorage:
@@ -61,7 +77,8 @@ class FarStorage:
         return [str(entry.relative_to(self.folder)) for entry in inside]
 
     def open(self, path: str, mode: str) -> IO[bytes]:
-        return (self.folder / self._strip_protocol(path)).open(mode)
+        place = self.folder / self._strip_protocol(path)
+        return Object(place) if mode == "wb" else place.open(mode)
 
     def rm(self, path: str) -> None:
         (self.folder / self._strip_protocol(path)).unlink()

@@ -44,7 +44,7 @@ def test_a_second_run_says_who_has_the_folder(
     other: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lease, "WAIT", 0.3)
-    who = rf"process {other.pid} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d .* UTC"
+    who = rf"process {other.pid} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d .* UTC, run [0-9a-f]+"
     with pytest.raises(UserError, match=rf"^{tmp_path}/run: another run has it \({who}\): end that run, or use"):
         Lease(str(tmp_path / "run"))
     assert capsys.readouterr().err.count(f"waiting up to {lease.WAIT:g} s") == 1
@@ -109,7 +109,7 @@ def test_a_run_at_far_storage_without_a_sign_of_life_loses_its_folder_and_saves_
         first.check()
     first.release()
     second.check()  # the first one does not remove what is not its own
-    assert second._read()["id"] == second._me["id"]
+    assert second._read()[0] == second._me
     second.release()
 
 
