@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.image.trainer_box import PYTHON, Box, Ended, box
+from tests.image.trainer_box import PYTHON, Box, Ended, box, serve_storage
 from trainyard.sandbox.datasets import text
+from trainyard_jobs.model.request import output_variables
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.big("jax")]
 
@@ -160,7 +161,6 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box) -
         (("--datadir=/none",), 1, "--datadir /none: does not exist"),
         (("--num-cores=4", "--tensor=3"), 2, "--tensor 3: does not divide 4 devices"),
         (("--num-cores=8", "--tensor=8"), 2, "--tensor 8 does not divide 4 heads of keys and values"),
-        (("--checkpoint-dir=gs://bucket/run",), 2, "--checkpoint-dir gs://bucket/run: give a folder"),
         (("--checkpoint-dir=/tmp/nothing", "--eval-only"), 2, "--eval-only: /tmp/nothing has no checkpoint"),
         (("--width=30",), 2, "--width 30 is not an even multiple of --heads 4"),
     ],
@@ -215,3 +215,18 @@ print(json.dumps(model.eval()(torch.arange(32)[None]).detach().tolist()))
         abs(a - b) for row, also in zip(one[0], other[0], strict=True) for a, b in zip(row, also, strict=True)
     )
     assert difference <= 1e-4 * max(abs(value) for row in one[0] for value in row)
+
+
+def test_checkpoints_logs_and_export_can_be_in_a_bucket(here: Box, whole: Ended, tmp_path: Path) -> None:
+    """TensorStore and gcsfs with a fake Storage API, and the variables of Vertex AI."""
+    job = {**serve_storage(here, tmp_path), **output_variables("gs://bucket/job")}
+    stopped = here.trainer("jax.gpt", *TINY, "--num-steps=7", **job)
+    assert stopped.learned()["global_step"] == 7, stopped.output
+    resumed = here.trainer("jax.gpt", *TINY, **job).learned()
+    assert (resumed["resumed_from"], resumed["weights_sha256"]) == (7, whole.learned()["weights_sha256"])
+    files = here.run("sh", "-c", "cd /buckets/bucket/job && ls -A checkpoints && ls model").lines
+    assert files == ["step-000000007", "step-000000010", "step-000000020", "config.json", "model.safetensors",
+                     "tokenizer.json", "tokenizer_config.json"]  # fmt: skip
+    over = here.trainer("jax.gpt", *TINY, "--num-steps=1", "--no-resume", **job)
+    moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d step-* old-*/*/run.json").output.split()
+    assert over.learned()["resumed_from"] is None and len(moved) == 4 and moved[-1] == "step-000000001", moved

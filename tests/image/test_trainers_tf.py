@@ -21,11 +21,11 @@ from tests.image.trainer_box import (
     Ended,
     box,
     few_digits,
+    serve_storage,
     step_differs,
 )
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
-from trainyard.sandbox.fakes import storage
 
 pytestmark = pytest.mark.concurrent
 
@@ -446,20 +446,9 @@ def test_a_checkpoint_of_another_network_is_refused(here: Box) -> None:
 def test_data_checkpoints_exports_and_logs_can_be_on_cloud_storage(
     here: Box, whole: dict[str, object], tmp_path: Path
 ) -> None:
-    """TensorFlow's client does not support an emulator, so a local server has the real host names and a certificate."""
-    (tmp_path / "storage.py").write_bytes(Path(storage.__file__).read_bytes())
-    tools = here.put(tmp_path, "tools")
-    names = "storage.googleapis.com www.googleapis.com"
-    serve = f"""set -e
-mkdir -p /buckets/bucket /certificate && cp -r /data/digits /buckets/bucket/
-cd /certificate && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=storage -keyout key.pem -out public.pem \
-  -addext subjectAltName={",".join(f"DNS:{name}" for name in names.split())} 2>/dev/null
-cat key.pem public.pem >both.pem && chmod 644 public.pem && echo 127.0.0.1 {names} >>/etc/hosts
-exec {PYTHON} -I {tools}/storage.py /buckets --certificate both.pem >/tmp/storage.log 2>&1"""
-    here.container.exec_run(["sh", "-c", serve], user="root", detach=True)
-    here.until("/tmp/storage.log", "url")
+    cloud = serve_storage(here, tmp_path)
+    here.container.exec_run(["cp", "-r", "/data/digits", "/buckets/bucket/"], user="root")
     words = ("--datadir=gs://bucket/digits", "--epochs=3", "--job-dir=gs://bucket/job", "--output-dir=gs://bucket/out")
-    cloud = {"CURL_CA_BUNDLE": "/certificate/public.pem", "NO_GCE_CHECK": "true"}
     stopped = here.trainer("tf.mnist", *words, "--num-steps=30", **cloud).learned()
     resumed = here.trainer("tf.mnist", *words, **cloud).learned()
     assert (stopped["global_step"], resumed["resumed_from"]) == (30, 30)

@@ -26,6 +26,7 @@ from trainers.common import mnist_data
 
 from trainyard.oci import docker_engine
 from trainyard.sandbox.datasets import digits
+from trainyard.sandbox.fakes import storage
 
 PYTHON = "/opt/venv/bin/python"
 
@@ -126,6 +127,30 @@ class Box:
         while text not in self.run("sh", "-c", f"cat {path} 2>/dev/null").output:
             assert time.monotonic() < end, f"no {text!r} in {path}: {self.run('cat', path).output}"
             time.sleep(0.2)
+
+
+def serve_storage(here: Box, folder: Path) -> dict[str, str]:
+    """Serve /buckets as Cloud Storage in a box, with the bucket ``bucket``; returns the variables that clients need.
+
+    TensorFlow's client does not support an emulator, so the server has the real host names and a certificate.
+    """
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "storage.py").write_bytes(Path(storage.__file__).read_bytes())
+    names = "storage.googleapis.com www.googleapis.com"
+    serve = f"""set -e
+mkdir -p /buckets/bucket /certificate
+cd /certificate && openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=storage -keyout key.pem -out public.pem \
+  -addext subjectAltName={",".join(f"DNS:{name}" for name in names.split())} 2>/dev/null
+cat key.pem public.pem >both.pem && chmod 644 public.pem && echo 127.0.0.1 {names} >>/etc/hosts
+{PYTHON} -I {here.put(tools, "tools")}/storage.py /buckets --port=4443 >/tmp/plain.log 2>&1 &
+exec {PYTHON} -I /data/tools/storage.py /buckets --certificate both.pem >/tmp/storage.log 2>&1"""
+    here.container.exec_run(["sh", "-c", serve], user="root", detach=True)
+    for log in ("/tmp/plain.log", "/tmp/storage.log"):
+        here.until(log, "url")
+    plain = dict.fromkeys(("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"), "http://127.0.0.1:4443")
+    return {**plain, "CURL_CA_BUNDLE": "/certificate/public.pem", "NO_GCE_CHECK": "true",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token"}  # fmt: skip
 
 
 def few_digits(folder: Path, train: int, test: int) -> Path:
