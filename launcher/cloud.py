@@ -188,7 +188,6 @@ class NodeClient:
         except ValueError as error:
             raise config_error(f"TPU_API_ENDPOINT is {self._api[:80]!r} ({error})") from None
         here = host.startswith(("127.", "169.254.")) and host.replace(".", "").isdigit()
-        # The metadata server may know a token that it has given.
         if not (secure or here or host in ("localhost", fetch.split_url(metadata.root)[1])):
             raise config_error(
                 f"TPU_API_ENDPOINT is {self._api[:80]!r}: an access token would be sent without TLS; write https://"

@@ -128,8 +128,7 @@ def _number(word: str) -> int:
 def threads(facts: Facts, nproc: int) -> dict[str, str]:
     """Return the variables that limit the threads of each of this node's processes to its CPUs (R14.5).
 
-    The CPUs of this process, by its affinity and its cgroup's quota, are divided by the processes. A single process
-    without a quota is left alone: the frameworks' defaults follow the affinity and know about hyperthreads.
+    A single process without a quota is left alone: the frameworks' defaults follow the affinity and hyperthreads.
     """
     present = facts.host.affinity()
     quota = facts.host.cpu_quota()

@@ -110,16 +110,13 @@ def is_node(hello: object) -> bool:
 
 
 class Coordinator:
-    """Collect a message of each of `count` nodes, which connect to the listener, and send all of them one.
-
-    `strangers` is the number of connections that were dropped because they said something else, or nothing.
-    """
+    """Collect a message of each of `count` nodes, which connect to the listener, and send all of them one."""
 
     def __init__(self, listener: socket.socket, count: int) -> None:
         self._listener, self._count, self._beaten = listener, count, 0.0
         self._unknown: list[Channel] = []
         self.members: dict[int, Channel] = {}
-        self.strangers = 0
+        self.strangers = 0  # connections that were dropped: they said something else, or nothing
         self._twice: Problems = {}
 
     def join(self, seconds: float, told: float) -> Problems:
