@@ -151,9 +151,12 @@ def test_without_another_base_the_build_has_a_note_and_no_byte_code_for_it(
 
 
 def test_an_archive_that_fails_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The password is no argument of a process either, which every user of the machine can read."""
     program = tmp_path / "mmdebstrap"
     program.write_text(
-        "#!/bin/sh\necho 'E: no https://me:hunter2@mirror.example/dists' >&2\nexit 1\n", encoding="utf-8"
+        f"#!/bin/sh\necho \"$@\" >{tmp_path}/arguments\ncat >{tmp_path}/sources\n"
+        "echo 'E: no https://me:hunter2@mirror.example/dists' >&2\nexit 1\n",
+        encoding="utf-8",
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -165,3 +168,5 @@ def test_an_archive_that_fails_is_named_without_its_password(monkeypatch: pytest
     assert str(error.value).endswith(
         "from 'deb https://mirror.example bookworm main': E: no https://mirror.example/dists"
     )
+    assert (tmp_path / "sources").read_text() == "deb https://me:hunter2@mirror.example bookworm main"
+    assert "hunter2" not in (tmp_path / "arguments").read_text()

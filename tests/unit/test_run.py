@@ -207,13 +207,17 @@ def test_jupyter_finds_the_files_of_its_packages(
     spec = workspace(target=target)
     found = arguments(spec, Request(jupyter=True, environment=("JUPYTERLAB_DIR=/mine",)))
     given = [found[at + 1] for at, word in enumerate(found) if word == "--env"]
-    assert given == [*folders, "JUPYTERLAB_DIR=/mine"]  # the last one counts
+    assert given == [*folders, "JUPYTERLAB_DIR"]  # the last one counts
     assert "--env" not in arguments(spec, Request())
 
 
-def test_variables_are_passed_on(workspace: Callable[..., Spec]) -> None:
-    found = arguments(workspace(), Request(environment=("A=1", "WANDB_API_KEY")))
-    assert found[found.index("--env") : found.index(IMAGE)] == ["--env", "A=1", "--env", "WANDB_API_KEY"]
+def test_values_of_variables_are_no_arguments(workspace: Callable[..., Spec]) -> None:
+    """Every user of the machine can read the arguments of a process."""
+    request = Request(environment=("A=1=2\n3", "EMPTY=", "WANDB_API_KEY", "PATH=/own", "DOCKER_HOST=tcp://engine"))
+    found = arguments(workspace(), request)
+    named = ["A", "EMPTY", "WANDB_API_KEY", "PATH=/own", "DOCKER_HOST=tcp://engine"]  # docker would read the last two
+    assert found[found.index("--env") : found.index(IMAGE)] == [word for one in named for word in ("--env", one)]
+    assert local_run.variables(request) == {"A": "1=2\n3", "EMPTY": ""}
 
 
 @pytest.mark.parametrize(
@@ -302,6 +306,16 @@ def test_code_that_changed_since_the_build_is_said(run: Callable[..., subprocess
 def test_the_output_folder_is_made(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
     run("--output", str(tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_value_of_a_variable_reaches_docker_and_nobody_else(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$*"\ntest "$TOKEN" = hunter2\n')
+    found = run("--env", "TOKEN=hunter2")
+    assert found.returncode == 0, "docker did not get the value"
+    assert "--env TOKEN trainyard:mine" in found.stdout and "--env TOKEN trainyard:mine" in found.stderr
+    assert "hunter2" not in found.stdout + found.stderr
 
 
 def test_another_command_is_an_option(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:

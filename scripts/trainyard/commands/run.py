@@ -67,13 +67,13 @@ def command(
 
     ARGS are arguments of the repository's command; of a target of the catalogue, a trainer and its flags. The exit
     status is that of the command, and signals reach it. With --mount or --output the container runs as the current
-    user, so that the files that it writes are yours.
+    user, so that the files that it writes are yours. Values of --env are neither printed nor arguments of a process.
     """
     import os
     import shlex
     import sys
 
-    from trainyard.common import console, errors
+    from trainyard.common import console, errors, settings
     from trainyard.image import local_run
     from trainyard.oci import docker_engine
     from trainyard.spec.model import load
@@ -98,4 +98,4 @@ def command(
         output.mkdir(parents=True, exist_ok=True)
     console.say(shlex.join(arguments))
     sys.stderr.flush()
-    os.execvp(arguments[0], arguments)
+    os.execvpe(arguments[0], arguments, settings.environment(**local_run.variables(request)))

@@ -276,9 +276,10 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
     with tempfile.TemporaryDirectory() as folder:
         tar = Path(folder) / "base.tar"
         options = [f"--architectures={architecture.name}", "--variant=minbase", *excludes]
-        command = ["mmdebstrap", *options, base.bootstrap, str(tar), *sources]
+        command = ["mmdebstrap", *options, base.bootstrap, str(tar), "-"]
         environment = settings.environment(SOURCE_DATE_EPOCH=str(FILE_EPOCH))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        text = "\n".join(sources)  # on stdin, as the address of a mirror may have a password
+        done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, check=False)
         if done.returncode:
             words = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["see mmdebstrap's log"]
             why = without_credentials(f"from {sources[0]!r}: {words[0]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 #: Jupyter's servers, the preferred first.
 JUPYTER = ("jupyter-lab", "jupyter-notebook")
 
+#: Variables that the docker command reads itself, or the loader of programs before it: what they are in the container
+#: cannot be said in this command's own environment (https://docs.docker.com/reference/cli/docker/#environment-variables).
+_OF_DOCKER = re.compile(
+    r"HOME|PATH|LD_\w+|DOCKER_(API_VERSION|CERT_PATH|CONFIG|CONTEXT|DEFAULT_PLATFORM|HOST|TLS\w*|CONTENT_TRUST\w*)"
+)
 
 #: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
 LAUNCHER_OPTIONS = {
@@ -56,7 +62,7 @@ class Request:
         shell: run bash. ``jupyter``: run Jupyter, at ``port`` of 127.0.0.1.
         data: folder that is read-only at /data. ``output``: folder that is writable at /output; it may not exist.
         gpus: value of ``docker run --gpus``; ``auto``: all if the image and the engine support them; ``none``.
-        environment: values of ``docker run --env``.
+        environment: ``NAME=VALUE``, or ``NAME`` of a variable of this process.
         terminal: stdin and stdout are a terminal.
     """
 
@@ -164,8 +170,17 @@ def _devices(spec: Spec, request: Request, host: Host) -> list[str]:
     return ["--gpus", "all"] if request.gpus == "auto" and spec.accelerator == "nvidia" and host.nvidia else []
 
 
+def variables(request: Request) -> dict[str, str]:
+    """Return the variables that ``docker run --env NAME`` takes from its environment.
+
+    A value may be a secret, and every user of the machine can read the arguments of a process.
+    """
+    given = (variable.partition("=") for variable in request.environment)
+    return {name: value for name, equals, value in given if name and equals and not _OF_DOCKER.fullmatch(name)}
+
+
 def arguments(spec: Spec, reference: str, request: Request, host: Host, server: str = JUPYTER[0]) -> list[str]:
-    """The ``docker run`` of a request. It ends with the container's exit status and forwards signals to it.
+    """The ``docker run`` of a request, in whose environment :func:`variables` are. It ends with the container's exit status and forwards signals to it.
 
     A container that writes to a folder of this machine runs as the current user, so that the files are the user's. Its
     second group is 0, which may write to /workspace and to the home directory of the image.
@@ -195,7 +210,10 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     for mount in mounts:
         found += ["--mount", mount]
     folders = spec.kind.jupyter if request.jupyter else {}
-    for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *request.environment):
+    inherited = variables(request)
+    given = ((one, one.partition("=")[0]) for one in request.environment)
+    named = [name if name in inherited else one for one, name in given]
+    for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *named):
         found += ["--env", variable]
     if request.jupyter:
         if "--net=host" not in found:
