@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 import docker
 import pytest
 
+from trainyard.common.errors import StepFailed
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
+from trainyard.oci import docker_engine, probe_runner
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile, Sandbox
+from trainyard.spec.naming import NAME
 
 pytestmark = pytest.mark.concurrent
 
@@ -92,3 +95,62 @@ def test_files_are_read_out_of_containers_and_images(small: str) -> None:
     image = docker_engine.client().images.get(small)
     assert list(containers.files_of(image, "/usr/lib/os-release", "/none")) == ["/usr/lib/os-release"]
     assert left(os.getpid()).keys() <= before.keys()
+
+
+@pytest.fixture
+def with_python(small: str) -> Iterator[Callable[[str], str]]:
+    """``with_python("exec yes")``: the reference of a small image whose python3 is this shell script."""
+    made: list[str] = []
+
+    def make(script: str) -> str:
+        with Sandbox("test", network="none") as sandbox:
+            text = f"#!/bin/sh\n{script}\n".encode()
+            box = sandbox.create(small, ["true"])
+            box.put_archive("/", containers.archive({"usr/local/bin/python3": text}, mode=0o755))
+            made.append(f"{NAME}-test:{sandbox.name}")
+            box.commit(*made[-1].split(":"))
+        return made[-1]
+
+    yield make
+    for reference in made:
+        docker_engine.untag(reference)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exec yes", r"its python3 does not end: given up after 3 s$"),
+        ("exec sleep 600", r"its python3 does not end: given up after 3 s$"),
+        ("head -c 3000000 /dev/zero", r"its python3 printed more than 1 MiB$"),
+        ("echo '{}'", r"printed no list of what is installed: python Field required$"),
+    ],
+)
+def test_whatever_an_images_python_does_is_one_line(
+    with_python: Callable[[str], str], script: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = left(os.getpid())
+    reference = with_python(script)
+    monkeypatch.setattr(docker_engine, "_SECONDS", 3)
+    monkeypatch.setattr(docker_engine, "_PRINTED", 1 << 20)
+    with pytest.raises(StepFailed, match=rf"^{reference}: .*{said}"):
+        probe_runner.probe(reference)
+    assert left(os.getpid()).keys() <= before.keys()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_to_verify_alone_ends_it_and_its_container(
+    with_python: Callable[[str], str], number: signal.Signals
+) -> None:
+    """As a CI system sends it: to the process, and not to its group."""
+    words = ["env", "--default-signal=INT", sys.executable, "-m", "trainyard", "verify"]
+    reference = with_python("exec sleep 600")
+    with subprocess.Popen([*words, f"--image={reference}"], stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr
+        until = time.monotonic() + 60
+        while "container" not in left(running.pid).values() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(3)  # the layers are read, and nothing but the container is waited for
+        running.send_signal(number)
+        assert running.wait(20) == 130
+        assert running.stderr.read().endswith("verify: interrupted\n")
+        assert left(running.pid) == {}

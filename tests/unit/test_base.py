@@ -154,7 +154,7 @@ def test_an_archive_that_fails_is_named_without_its_password(monkeypatch: pytest
     """The password is no argument of a process either, which every user of the machine can read."""
     program = tmp_path / "mmdebstrap"
     program.write_text(
-        f"#!/bin/sh\necho \"$@\" >{tmp_path}/arguments\ncat >{tmp_path}/sources\n"
+        f'#!/bin/sh\necho "$@" >{tmp_path}/arguments\ncat >{tmp_path}/sources\n'
         "echo 'E: no https://me:hunter2@mirror.example/dists' >&2\nexit 1\n",
         encoding="utf-8",
     )

@@ -62,6 +62,7 @@ class Engine:
             for kind in ("network", "volume", "container")
         )
         self.api = SimpleNamespace(create_endpoint_config=lambda aliases: aliases)
+        self.info = lambda: {"MemTotal": 10 << 30}
 
     def _creator(self, kind: str) -> Any:
         def create(*words: Any, name: str | None = None, labels: dict[str, str], **options: Any) -> Resource:
@@ -111,6 +112,16 @@ def test_what_a_container_starts_with_its_labels_is_removed_too(engine: Engine) 
     with Sandbox("test") as sandbox:
         engine.containers.create("image", name="inner", labels=sandbox.create("image", None).labels)
     assert "container inner" in engine.removed and engine.resources == []
+
+
+def test_a_container_has_limits_which_its_caller_may_set(engine: Engine) -> None:
+    """It runs programs that others wrote: what they start, write and use is bounded on the engine's machine."""
+    with Sandbox("test") as sandbox:
+        sandbox.create("image", None)
+        limits = (engine.given["pids_limit"], engine.given["log_config"].config, engine.given["mem_limit"])
+        assert limits == (16_384, {"max-size": "256m"}, 9 << 30)
+        sandbox.create("image", None, mem_limit=1 << 30)
+        assert engine.given["mem_limit"] == 1 << 30
 
 
 def test_ctrl_c_while_something_is_created_leaves_nothing(engine: Engine) -> None:
@@ -188,6 +199,11 @@ def test_lines_are_whole_whatever_the_pieces_are() -> None:
     assert list(containers.lines(logged(b"a\nb", b"c\r\n", b"\xff\n\nd"))) == ["a", "bc\r", "\ufffd", "", "d"]
     assert containers.prints(logged(b"Epo", b"ch=2 \n"), "Epoch=2 ")
     assert not containers.prints(logged(b"Epoch=1\n"), "Epoch=2")
+
+
+def test_a_line_without_an_end_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "LONGEST", 10)
+    assert list(containers.lines(logged(*[b"1234"] * 6, b"\nend"))) == ["123412341234", "123412341234", "", "end"]
 
 
 class Silent:

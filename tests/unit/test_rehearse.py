@@ -274,7 +274,7 @@ def test_containers_are_created_for_the_platform_of_their_image(
         return SimpleNamespace(put_archive=lambda *_: None, start=lambda: None, logs=lambda **_: lines)
 
     api = SimpleNamespace(create_endpoint_config=lambda **_: {})
-    engine = SimpleNamespace(api=api, containers=SimpleNamespace(create=create))
+    engine = SimpleNamespace(api=api, containers=SimpleNamespace(create=create), info=dict)
     monkeypatch.setattr(docker_engine, "client", lambda: engine)
     monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     for architecture, expected in ((ARM64, ("linux/arm64", "neoverse-n1")), (None, (None, None))):

@@ -17,6 +17,7 @@ from tests.workspaces import versions as pinned
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_contents, base_image, build, dockerfile, repository_lock
 from trainyard.oci import docker_engine, probe_runner
+from trainyard.oci.probe_runner import Distribution
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.architectures import AMD64
@@ -84,8 +85,7 @@ class Registry:
     def inspect(self, reference: str, *_parts: str) -> dict[str, Any]:
         self.inspected.append(reference)
         packages = [
-            {"name": name, "version": version, "requires": requires}
-            for name, (version, requires) in self.installed.items()
+            Distribution(name, version, "", tuple(requires), 0) for name, (version, requires) in self.installed.items()
         ]
         site = "/usr/local/lib/python3.12/site-packages"
         return {"python": self.python, "executable": "/usr/local/bin/python3", "site": site, "packages": packages}

@@ -55,7 +55,7 @@ def inspect(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         raise UserError(
             f"{base.reference} has Python {seen['python']}; images/bases.yaml says {wanted.python} of base {spec.base}"
         )
-    packages = {canonicalize_name(package["name"]): package for package in reversed(seen["packages"])}
+    packages = {canonicalize_name(package.name): package for package in reversed(seen["packages"])}
     missing = [name for name in wanted.framework if canonicalize_name(name) not in packages]
     if missing:
         raise UserError(f"{base.reference} has no {', '.join(missing)}: it cannot be base {spec.base}")
@@ -67,9 +67,9 @@ def inspect(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         python=seen["python"],
         interpreter=seen["executable"],
         site=seen["site"],
-        packages={name: package["version"] for name, package in sorted(packages.items())},
+        packages={name: package.version for name, package in sorted(packages.items())},
         requires=_required(
-            wanted.framework, {name: package["requires"] for name, package in packages.items()}, seen["python"]
+            wanted.framework, {name: package.requires for name, package in packages.items()}, seen["python"]
         ),
     )
     resolver.check_conflicts(spec, contents.packages)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker.errors
-
 from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.spec import workspace
@@ -180,7 +178,9 @@ def variables(request: Request) -> dict[str, str]:
 
 
 def arguments(spec: Spec, reference: str, request: Request, host: Host, server: str = JUPYTER[0]) -> list[str]:
-    """The ``docker run`` of a request, in whose environment :func:`variables` are. It ends with the container's exit status and forwards signals to it.
+    """The ``docker run`` of a request. It ends with the container's exit status and forwards signals to it.
+
+    :func:`variables` are in its environment.
 
     A container that writes to a folder of this machine runs as the current user, so that the files are the user's. Its
     second group is 0, which may write to /workspace and to the home directory of the image.
@@ -236,21 +236,14 @@ def jupyter_server(reference: str) -> str:
         UserError: it has none; the line says what to add.
     """
     looks = " || ".join(f"command -v {name}" for name in JUPYTER)
-    try:
-        output = docker_engine.client().containers.run(
-            reference,
-            ["-c", looks],
-            entrypoint="/bin/sh",
-            network_mode="none",
-            remove=True,
-            labels=docker_engine.resource_labels("run"),
-        )
-    except docker.errors.ContainerError:
+    status, output, _ = docker_engine.run(reference, "/bin/sh", ["-c", looks], "run")
+    server = Path(output.decode(errors="replace").strip()).name
+    if status or server not in JUPYTER:
         raise UserError(
             f"{reference} has no Jupyter: add jupyterlab to 'requirements' in {workspace.FILE}, then run "
             "'trainyard lock' and 'trainyard image'"
-        ) from None
-    return Path(output.decode().strip()).name
+        )
+    return server
 
 
 def code_changed(spec: Spec, labels: dict[str, str]) -> bool:

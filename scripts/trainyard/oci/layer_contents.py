@@ -95,9 +95,8 @@ def folders(reference: str, count: int) -> Iterator[list[Path]]:
                     reference,
                     ["-c", "import time; time.sleep(600)"],
                     entrypoint=[python],
-                    network_mode="none",
-                    read_only=True,
                     labels=docker_engine.resource_labels("verify"),
+                    **docker_engine.LOOKING,
                 )
                 undo.callback(container.remove, force=True)
                 container.start()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 import docker.errors
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from trainyard.common.errors import StepFailed
+from trainyard.common.errors import StepFailed, one_line
 from trainyard.oci import docker_engine
 
 #: Names of an image's Python; the first that exists is used.
 PYTHONS = ("python3", "python")
+
+
+#: What the image's Python can report.
+PARTS = ("packages", "bytecode", "texts", "device_code")
 
 
 class NoPython(StepFailed):
@@ -81,6 +86,29 @@ class ProbeResult:
 NOTHING = ProbeResult("", (), 0, (), (), {})
 
 
+class _Bytecode(TypedDict):
+    sources: int
+    missing: tuple[str, ...]
+    stale: tuple[str, ...]
+
+
+class _DeviceCode(TypedDict):
+    libraries: dict[str, Library]
+    ptxas: dict[str, str]
+
+
+class Report(TypedDict):
+    """What scripts/trainyard/oci/probe.py prints; the image's Python may print anything."""
+
+    python: str
+    executable: str
+    site: str
+    packages: NotRequired[tuple[Distribution, ...]]
+    bytecode: NotRequired[_Bytecode]
+    texts: NotRequired[dict[str, str]]
+    device_code: NotRequired[_DeviceCode]
+
+
 class ProbeFailed(StepFailed):
     """Report that an image's Python starts, and cannot list what is installed."""
 
@@ -88,31 +116,23 @@ class ProbeFailed(StepFailed):
 def probe(reference: str) -> ProbeResult:
     """Return all that the Python of a local image reports; see :func:`run`."""
     report = run(reference)
-    packages = [entry | {name: tuple(entry[name]) for name in ("requires", "tags")} for entry in report["packages"]]
-    bytecode, code = report["bytecode"], report["device_code"]
     return ProbeResult(
         python=report["python"],
-        packages=tuple(Distribution(**entry) for entry in packages),
-        sources=bytecode["sources"],
-        missing=tuple(bytecode["missing"]),
-        stale=tuple(bytecode["stale"]),
+        packages=report["packages"],
         texts=report["texts"],
-        libraries={
-            path: Library(tuple(about["code"]), tuple(about["ptx"]), about.get("package", ""))
-            for path, about in code["libraries"].items()
-        },
-        ptxas=code["ptxas"],
+        **report["bytecode"],
+        **report["device_code"],
     )
 
 
-def run(reference: str, *parts: str) -> dict[str, Any]:
-    """Return what the Python of a local image reports, as scripts/trainyard/oci/probe.py prints it.
+def run(reference: str, *parts: str) -> Report:
+    """Return what the Python of a local image reports.
 
     Args:
-        parts: ``packages``, ``bytecode``, ``texts``, ``device_code``; all of them if none is given.
+        parts: of :data:`PARTS`; all of them if none is given.
     Raises:
         NoPython: it has none that starts.
-        ProbeFailed: its Python failed; the message ends with its error line.
+        ProbeFailed: its Python failed, does not end, or prints something else; the message ends with its error line.
     """
     words = ""
     for python in PYTHONS:
@@ -123,24 +143,21 @@ def run(reference: str, *parts: str) -> dict[str, Any]:
     raise NoPython(f"{reference}: cannot run its Python: {words}")
 
 
-def _run(reference: str, python: str, parts: tuple[str, ...]) -> dict[str, Any]:
+def _run(reference: str, python: str, parts: tuple[str, ...]) -> Report:
     text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
-    container = docker_engine.client().containers.create(
-        reference,
-        ["-c", text, *parts],
-        entrypoint=[python],
-        network_mode="none",
-        read_only=True,
-        environment=docker_engine.emulated_environment(docker_engine.architecture_of(reference)),
-        labels=docker_engine.resource_labels("verify"),
-    )
+    variables = docker_engine.emulated_environment(docker_engine.architecture_of(reference))
+    status, out, err = docker_engine.run(reference, python, ["-c", text, *parts], "verify", environment=variables)
+    if status:
+        words = err.decode(errors="replace").strip().splitlines() or ["(no output)"]
+        raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {one_line(words[-1])[:300]}")
     try:
-        container.start()
-        status = int(container.wait()["StatusCode"])
-        if status:
-            words = container.logs(stdout=False).decode(errors="replace").strip().splitlines() or ["(no output)"]
-            raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {words[-1]}")
-        report: dict[str, Any] = json.loads(container.logs(stderr=False))
-        return report
-    finally:
-        container.remove(force=True)
+        report: Report = TypeAdapter(Report).validate_json(out)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        place = one_line(".".join(map(str, wrong["loc"])))
+        raise ProbeFailed(
+            f"{reference}: its Python printed no list of what is installed: {place} {wrong['msg']}"
+        ) from None
+    if missing := [part for part in parts or PARTS if part not in report]:
+        raise ProbeFailed(f"{reference}: its Python did not list {missing[0]}")
+    return report

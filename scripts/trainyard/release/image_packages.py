@@ -55,8 +55,8 @@ class ImagePackages:
         try:
             packages = probe_runner.run(self.digest, "packages")["packages"]
         except probe_runner.NoPython:
-            packages = []
-        return {str(canonicalize_name(one["name"])): str(one["version"]) for one in packages}
+            packages = ()
+        return {str(canonicalize_name(one.name)): one.version for one in packages}
 
 
 def of_host(reference: str) -> ImagePackages | None:

@@ -8,6 +8,7 @@ Nothing needs a port of the host, so that all of it runs on a laptop, in CI, in 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import re
@@ -36,6 +37,9 @@ GOOGLE_CLOUD, STORAGE = (Path(__file__).parent / "fakes" / name for name in ("go
 #: What a training logs of its progress.
 _MEASURED = re.compile(r"\b(epoch|step|loss|accuracy)\b[\"']?\s*[:= ]\s*(\d[\d.]*)", re.IGNORECASE)
 
+#: Most bytes of a line of a container's output.
+LONGEST = 1 << 20
+
 #: Folder of a fake and its files in its container.
 _FOLDER = "fakes"
 
@@ -62,6 +66,11 @@ class Sandbox:
         self.name = f"trainyard-{purpose}-{secrets.token_hex(4)}"
         self._network, self._internal = network, internal
         self._labels = docker_engine.resource_labels(self.name)
+
+    @functools.cached_property
+    def _memory(self) -> int:
+        """Return the bytes of memory that a container may use: the engine's machine keeps a tenth."""
+        return int(docker_engine.client().info().get("MemTotal") or 0) * 9 // 10
 
     def __enter__(self) -> Self:
         docker_engine.client()
@@ -108,7 +117,7 @@ class Sandbox:
             name: follows the sandbox's; if empty, the engine invents one.
             aliases: further names on the network.
             files: a tar archive that is unpacked at the root.
-            options: of ``docker.containers.create``.
+            options: of ``docker.containers.create``; they may replace :data:`trainyard.oci.docker_engine.LIMITS`.
         """
         client = docker_engine.client()
         network = self._network or self.name
@@ -121,7 +130,7 @@ class Sandbox:
             name=f"{self.name}-{name}" if name else None,
             network=network,
             labels=self._labels,
-            **options,
+            **{**docker_engine.LIMITS, "mem_limit": self._memory, **options},
         )
         if files:
             container.put_archive("/", files)
@@ -281,10 +290,12 @@ def _close(stream: Any) -> None:
 
 
 def lines(container: Container, seconds: float | None = None, **streams: bool) -> Iterator[str]:
-    """Yield the lines of :func:`output`, without their newlines."""
+    """Yield the lines of :func:`output`, without their newlines; what has :data:`LONGEST` bytes and none is a line."""
     rest = b""
     for piece in output(container, seconds, **streams):
         *complete, rest = (rest + piece).split(b"\n")
+        if len(rest) > LONGEST:
+            complete, rest = [*complete, rest], b""
         for line in complete:
             yield line.decode(errors="replace")
     if rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from trainyard.lint.image import contents, core, filesystem
 from trainyard.lint.image.evidence import Evidence, expected
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
+from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec import naming, state
 from trainyard.spec.model import RepositorySpec, Spec, load, relative, targets
 from trainyard.spec.units import in_units
@@ -74,14 +76,17 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         seen = background.submit(probe_runner.probe, reference)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
-        stored = layers.read(reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None)
         try:
+            stored = layers.read(reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None)
             inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
             logger.warning(f"{error}; only its layers and its configuration are checked")
             failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
             inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
+        except BaseException:  # Ctrl-C: the other thread waits for its container
+            remove_labelled(f"{docker_engine.OWNER}={os.getpid()}")
+            raise
         return Evidence(
             spec=spec,
             reference=reference,
