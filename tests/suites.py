@@ -8,6 +8,7 @@ import fnmatch
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,9 @@ PACKAGES = {
 #: Under tests/, and minutes of a file that it does not have.
 MINUTES, SHORT = "minutes.json", 0.1
 
+#: Seconds that pytest gets to end after a signal: fixtures remove containers, which took 12 s (2026-11).
+_END = 60
+
 #: pytest's exit status if options such as ``-k`` select no test of a folder.
 #: https://docs.pytest.org/en/stable/reference/exit-codes.html
 NOTHING_SELECTED = 5
@@ -62,23 +66,45 @@ def run(suite: str | None, arguments: list[str], *, big: bool = False, part: str
 def _beside_each_other(commands: Iterable[list[str]]) -> Iterator[int]:
     """Run commands at the same time and yield their exit statuses; the output of the first comes at once.
 
-    That of each other comes when those before it have ended.
+    That of each other comes when those before it have ended. After a signal, all end as after Ctrl-C, so that pytest
+    prints the failures that it has seen, and whatever they have started is killed.
     """
-    with contextlib.ExitStack() as stack:
-        started: list[tuple[subprocess.Popen[bytes], IO[bytes] | None]] = []
+    left: list[tuple[subprocess.Popen[bytes], IO[bytes] | None]] = []
+    try:
         for command in commands:
-            output = stack.enter_context(tempfile.TemporaryFile()) if started else None
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
-            # After Ctrl-C, the context of a Popen does not wait for its process.
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            started.append((process, output))
-        for process, written in started:
-            yield process.wait()
-            if written:
-                written.seek(0)
-                shutil.copyfileobj(written, sys.stdout.buffer)
-                sys.stdout.flush()
+            output: IO[bytes] | None = tempfile.TemporaryFile() if left else None  # noqa: SIM115
+            # Signals reach it from here alone, once, whether this process got them or its group.
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+            left.append((process, output))
+        while left:
+            status = left[0][0].wait()
+            _print(left.pop(0)[1])
+            yield status
+    finally:
+        for process, _ in left:
+            _signal_group(process, signal.SIGINT)
+        try:
+            for process, output in left:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END)
+                _print(output)
+        finally:
+            for process, _ in left:
+                _signal_group(process, signal.SIGKILL)
+                process.wait()
+
+
+def _print(output: IO[bytes] | None) -> None:
+    if output:
+        with output:
+            output.seek(0)
+            shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.flush()
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def minutes() -> dict[str, float]:
@@ -157,6 +183,7 @@ def main() -> None:
     parser.add_argument("--part", default="", metavar="NUMBER/COUNT")
     parser.add_argument("--big", action="store_true")
     given, arguments = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(run(given.suite, arguments, big=given.big, part=given.part))
     except KeyboardInterrupt:

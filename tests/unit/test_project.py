@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import importlib.metadata
 import importlib.util
@@ -151,35 +152,48 @@ def test_runs_at_the_same_time_print_one_after_the_other(tmp_path: Path) -> None
     assert done.stdout.splitlines() == [*spoken, "[3, 3]"]
 
 
-def test_an_interrupt_ends_all_runs(tmp_path: Path) -> None:
-    sleep = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(600)"
-    names = [tmp_path / "a", tmp_path / "b"]
-    commands = [[sys.executable, "-c", sleep, str(name)] for name in names]
-    script = f"from tests import suites; list(suites._beside_each_other({commands}))"
-    # The processes that it starts are in another group than this test, and only the first gets the signal.
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as process:
-        while not all(name.exists() for name in names):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_all_runs_and_prints_the_failures_that_they_have_seen(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """A signal to the one process that `make test` becomes, as CI systems send it."""
+    tests = "import pathlib, subprocess\nHERE = pathlib.Path(__file__).parent\n"
+    tests += "def test_seen(): assert HERE.name == 'another'\n"
+    tests += "def test_stays():\n    (HERE / 'begun').touch()\n    subprocess.run(['sleep', '601'])\n"
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "test_it.py").write_text(tests)
+    options = ["-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    commands = [[sys.executable, "-m", "pytest", str(folder), *options] for folder in folders]
+    commands[1] += ["-n", "1"]
+    script = "import sys; from tests import suites; sys.argv[1:] = []\n"
+    script += f"suites.run = lambda *_, **__: max(suites._beside_each_other({commands}))\nsuites.main()"
+    command = ["env", "--default-signal=INT", sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while not all((folder / "begun").exists() for folder in folders):
             assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=100)
+    assert process.returncode == 130
+    for folder in folders:
+        assert f"AssertionError: assert '{folder.name}' == 'another'" in out
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            line = path.read_bytes()
+            assert str(tmp_path).encode() not in line and line != b"sleep\x00601\x00"
 
 
 def test_variables_of_make_test_do_not_reach_the_commands_that_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[str], dict[str, str]]] = []
 
-    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        seen.append((command[2:], env))
-        return subprocess.CompletedProcess(command, 3)
-
-    monkeypatch.setattr(test.subprocess, "run", run)
+    monkeypatch.setattr(test.os, "execve", lambda _program, command, env: seen.append((command[2:], env)))
+    monkeypatch.setattr(test.os, "chdir", lambda _: None)
     monkeypatch.setenv("TRAINYARD_ALL", "1")
     monkeypatch.setenv("TRAINYARD_ARGS", "-x")
-    assert test.run("image", ["-x"], big=True) == test.run(None, [], part="1/3") == 3
+    test.run("image", ["-x"], big=True)
+    test.run(None, [], part="1/3")
     assert [words for words, _ in seen] == [
         ["tests.suites", "--suite=image", "--big", "-x"], ["tests.suites", "--part=1/3"]
     ]  # fmt: skip

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
 import sys
+from typing import NoReturn
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import checkout
 
 
-def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool = False, part: str = "") -> int:
-    """Run a suite of tests/suites.py, or all of them; the exit status of the first run of pytest that failed, else 0.
+def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool = False, part: str = "") -> NoReturn:
+    """Become tests/suites.py, which runs a suite, or all of them, and gets the signals that this process would get.
 
     Args:
         suite: None for all.
@@ -39,7 +40,10 @@ def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool
     mine = {f"{settings.PREFIX}{name}" for name in ("SUITE", "ARGS", "REQUIRE", "ALL", "PART")}
     environment = {name: value for name, value in settings.environment().items() if name not in mine}
     command = [sys.executable, "-m", "tests.suites", *options, *arguments]
-    return subprocess.run(command, cwd=root, env=environment, check=False).returncode
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.chdir(root)
+    os.execve(command[0], command, environment)
 
 
 def check_programs(require: str) -> None:

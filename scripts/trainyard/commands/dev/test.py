@@ -44,7 +44,7 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Also test the largest images, 4 minutes and 20 GB of disk each, and run slow tests that others cover.",
 )
 @options.option("--part", default="", metavar="N/COUNT", help="One of several parts that take about the same time.")
-def command(suite: str | None, words: list[str], require: str, big: bool, part: str) -> int:
+def command(suite: str | None, words: list[str], require: str, big: bool, part: str) -> None:
     """Run the checks, the unit tests, and the tests that build images and run in them.
 
     It needs a checkout.
@@ -61,4 +61,4 @@ def command(suite: str | None, words: list[str], require: str, big: bool, part: 
             raise errors.StepFailed(f"failed: {', '.join(failed)}")
     if suite != "unit":
         docker_engine.set_up_in_checkout()
-    return test.run(suite, words, require=require, big=big, part=part)
+    test.run(suite, words, require=require, big=big, part=part)
