@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -13,7 +15,12 @@ def main() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from trainyard import cli
 
-    sys.exit(cli.run(sys.argv[1:]))
+    status = cli.run(sys.argv[1:])
+    if status == cli.INTERRUPTED:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(status)  # Python itself would wait for the threads of trainyard.common.threads
+    sys.exit(status)
 
 
 if __name__ == "__main__":

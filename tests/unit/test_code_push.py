@@ -8,9 +8,11 @@ import gzip
 import io
 import json
 import re
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -866,6 +868,26 @@ def test_a_job_with_code_runs_that_code(
         assert status == 0, err
         tag = next(tag for tag in registry.tags if tag.startswith("dev-"))
         assert f"image: {address}/trainyard@{registry.tags[tag]}" in json.loads(out)["config"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_push_while_the_registry_does_not_answer(
+    registry: Registry, address: str, root: Path, remembered: str, trainyard: Command, number: signal.Signals
+) -> None:
+    """A thread waits for the token, since the registry's challenge is known."""
+    assert trainyard("push", "--code-only", "--registry", address)[0] == 0
+    edit(root)
+    registry.delay, sent = 60, registry.received
+    words = ["trainyard", "push", "--code-only", f"--registry={address}"]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while not registry.open and registry.received == sent:
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "push: interrupted\n")
 
 
 @pytest.mark.parametrize(

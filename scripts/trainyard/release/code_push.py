@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import IO, Any
 import zstandard
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.threads import Threads
 from trainyard.image import plan
 from trainyard.oci import image_index
 from trainyard.oci.documents import descriptor, hashed
@@ -231,7 +231,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
     repository = Repository(f"{registry}/{NAME}", spec.context.state)
     known = None if image else pushes.last(_kept(spec), repository.name)
-    with ThreadPoolExecutor(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
+    with Threads(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
         pushed = known or _pushed(spec, repository, image)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.threads import Threads
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.documents import InvalidAnswer
@@ -196,7 +196,7 @@ class _Result:
 class _Search:
     """Search a repository once, with :data:`MAX_CONNECTIONS` requests at a time."""
 
-    def __init__(self, repository: Repository, query: Query, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, repository: Repository, query: Query, pool: Threads) -> None:
         self.repository, self.query, self._pool = repository, query, pool
         self._manifests: dict[str, Manifest] = {}
         self.images: dict[str, StoredImage] = {}
@@ -304,7 +304,7 @@ def search(repository: Repository, query: Query) -> Answer:
     Raises:
         UserError: the repository has no image; or only Debian packages have the name, and a range was given.
     """
-    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+    with Threads(MAX_CONNECTIONS) as pool:
         running = _Search(repository, query, pool)
         running.list_images()
         results = running.results()
