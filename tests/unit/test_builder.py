@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, buildx, offline, plan, working_directory
+from trainyard.image import base_image, build, buildx, offline, plan, provenance, working_directory
 from trainyard.oci import builder, docker_engine, image_store
 from trainyard.oci.builder import Builder, Node
 from trainyard.release import reproduce
@@ -370,18 +371,48 @@ def test_the_password_of_an_index_is_a_secret_of_the_build(
         base_digest="",
         notes=(),
     )
-    known = {"netrc": tmp_path / "netrc"}
     for address, more in (
         ("https://index.example/whl", []),
         ("https://me:hunter2@index.example/whl", ["id=index,env="]),
     ):
         monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", address)
-        arguments = build.bake_arguments(found, compression="zstd", secrets=known)
+        arguments = build.bake_arguments(found, compression="zstd", secrets=["netrc"])
         assert "cpu.args.INDEX_URL=https://index.example/whl" in arguments
         assert not any("hunter2" in word for word in arguments)
         secrets = [word.partition(".secrets=")[2] for word in arguments if ".secrets=" in word]
-        wanted = [f"id=ca,src={tmp_path}/ca.pem", f"id=netrc,src={tmp_path}/netrc"]
+        wanted = [f"id=ca,src={tmp_path}/ca.pem", "id=netrc,env=TRAINYARD_SECRET_NETRC"]
         assert secrets == wanted + [f"{one}TRAINYARD_INDEX_PYTORCH_CPU" for one in more]
+
+
+def test_secrets_of_a_build_are_never_on_the_disk(
+    team: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that is killed would leave their files; both builds, the image's and its provenance's, have them."""
+    ran: list[dict[str, str]] = []
+
+    def run(command: list[str], *, variables: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(variables)
+        assert "cpu.secrets=id=netrc,env=TRAINYARD_SECRET_NETRC" in command
+        assert not any("hunter2" in word for word in command)
+        written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        assert not any(b"hunter2" in content for content in written)
+        metadata = next(word.partition("=")[2] for word in command if word.startswith("--metadata-file="))
+        Path(metadata).write_text(json.dumps({"cpu": {"containerimage.digest": DIGEST}}), encoding="utf-8")
+        return subprocess.CompletedProcess(command, 0, stderr="")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(buildx, "_run", run)
+    monkeypatch.setattr(build, "_base_contexts", lambda _: {})
+    monkeypatch.setattr(build, "digest_of", lambda _: None)
+    monkeypatch.setattr(build, "_digest", lambda *_: DIGEST)
+    monkeypatch.setattr(build.workspace_files, "secrets", lambda _: {"netrc": "password hunter2"})
+    monkeypatch.setattr(docker_engine, "untag", lambda _: None)
+    monkeypatch.setattr(image_store, "documents", lambda _: {})
+    made = plan.make_plan(model.load("cpu"), index="default", index_url="", base="b", base_digest="", notes=())
+    _, again = build._build(made, team, tmp_path, "zstd", name="x:1", on_step=None)
+    with pytest.raises(StepFailed, match="gave another digest"):  # there is no statement
+        provenance.keep(tmp_path, DIGEST, "cpu", *again, "team")
+    assert ran == [{"TRAINYARD_SECRET_NETRC": "password hunter2"}] * 2
 
 
 def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.MonkeyPatch) -> None:

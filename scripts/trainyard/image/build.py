@@ -10,7 +10,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def bake_arguments(
     cache: str | None = None,
     name: str = "",
     provenance: bool = False,
-    secrets: Mapping[str, Path] | None = None,
+    secrets: Collection[str] = (),
 ) -> list[str]:
     """The arguments of ``docker buildx bake`` for a plan, except progress and metadata.
 
@@ -195,7 +195,7 @@ def bake_arguments(
         cache: repository at a registry to import the build cache from and to export it to.
         name: reference of the image; the plan's candidate if empty.
         provenance: whether to add a provenance attestation, which makes the result an image index.
-        secrets: id of a secret of the Dockerfile -> the file with it; besides the CA bundle and the index.
+        secrets: ids of secrets of the Dockerfile that :func:`_variable` has; besides the CA bundle and the index.
     """
     name = name or plan.candidate
     target = plan.spec.bake_name
@@ -203,8 +203,8 @@ def bake_arguments(
     sets = {f"args.{name}": value for name, value in build_arguments.items()}
     sets["output"] = _output(name, compression, plan.spec.context)
     sets["tags"] = name  # overrides the tags of the bake file
-    files = ({"ca": bundle} if (bundle := settings.ca_bundle()) else {}) | dict(secrets or {})
-    given = [*(f"id={id_},src={path}" for id_, path in files.items()), *package_index.secrets(plan.index)]
+    given = [f"id=ca,src={bundle}"] if (bundle := settings.ca_bundle()) else []
+    given += [*(f"id={id_},env={_variable(id_)}" for id_ in secrets), *package_index.secrets(plan.index)]
     sets["dockerfile"] = dockerfile.from_root(plan.spec.dockerfile(plan.index))
     arguments = [word for secret in given for word in ("--set", f"{target}.secrets={secret}")]
     if cache:
@@ -214,6 +214,11 @@ def bake_arguments(
         arguments += ["--set", f"{target}.{name}={value}"]
     arguments += [f"--provenance={'mode=max' if provenance else 'false'}", "--sbom=false"]
     return [*arguments, *(["--no-cache"] if no_cache else []), target]
+
+
+def _variable(secret: str) -> str:
+    """Return the variable of the building process that holds a secret: a file could stay behind."""
+    return f"{settings.PREFIX}SECRET_{secret.upper().replace('-', '_')}"
 
 
 def _output(name: str, compression: str, context: Context) -> str:
@@ -286,7 +291,7 @@ def building(
                 stages.now("recording the layers")
                 digest = facts["digest"]
                 made = background.submit(
-                    provenance.keep, spec.kept, digest, spec.bake_name, again, spec.context.builder
+                    provenance.keep, spec.kept, digest, spec.bake_name, *again, spec.context.builder
                 )
                 facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
                 state.record(spec.kept, "build", digest, facts)
@@ -361,8 +366,8 @@ def _words(layer: WheelLayer) -> str:
 
 def _build(
     plan: Plan, used: Builder, folder: Path, compression: str, *, name: str, on_step: OnStep | None, **how: Any
-) -> tuple[dict[str, Any], list[str]]:
-    """Build an image, and return its facts, and the arguments that build it again with its provenance.
+) -> tuple[dict[str, Any], tuple[list[str], dict[str, str]]]:
+    """Build an image, and return its facts, and what builds it again with its provenance: arguments and variables.
 
     Args:
         folder: for files that the build reads, now and when it runs again.
@@ -376,12 +381,15 @@ def _build(
     bake_file = folder / "docker-bake.json" if own else dockerfile.BAKE_FILE
     if own:
         bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
-    secrets = workspace_files.write_secrets(spec, folder)
+    secrets = workspace_files.secrets(spec)
+    variables = {_variable(name): text for name, text in secrets.items()}
     file = f"--file={bake_file}"
     arguments = [file, *bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)]
     steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
     with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-        made = bake(spec.bake_name, arguments, name=spec.context.builder, log=spec.kept / _LOG, steps=steps)
+        made = bake(
+            spec.bake_name, arguments, name=spec.context.builder, variables=variables, log=spec.kept / _LOG, steps=steps
+        )
         digest = _digest(name or plan.candidate, made, used)
     facts = {
         "digest": digest,
@@ -396,4 +404,5 @@ def _build(
         "passed": True,
     }
     kept = provenance.local(spec.local_name)
-    return facts, [file, *bake_arguments(plan, compression=compression, name=kept, provenance=True, secrets=secrets)]
+    again = bake_arguments(plan, compression=compression, name=kept, provenance=True, secrets=secrets)
+    return facts, ([file, *again], variables)

@@ -29,14 +29,14 @@ def local(target: str) -> str:
     return f"{NAME}:{target}-provenance"
 
 
-def keep(kept: Path, digest: str, target: str, arguments: list[str], builder: str) -> None:
+def keep(kept: Path, digest: str, target: str, arguments: list[str], variables: dict[str, str], builder: str) -> None:
     """Store the provenance of the build that has just ended, unless it is known or ``PROVENANCE=0``.
 
     Args:
         kept: the folder of the image's target, ``Spec.kept``.
         digest: of the image that was built.
         target: its name in the bake file, ``Spec.bake_name``.
-        arguments: of :func:`trainyard.image.buildx.bake`, to build it again as :func:`local` and with provenance.
+        arguments, variables: of :func:`trainyard.image.buildx.bake`, to build it as :func:`local` with provenance.
         builder: see :func:`trainyard.oci.builder.current`.
     Raises:
         StepFailed: the second build gave an image with another digest.
@@ -46,7 +46,7 @@ def keep(kept: Path, digest: str, target: str, arguments: list[str], builder: st
     if settings.variable("PROVENANCE") == "0":
         return
     try:
-        bake(target, arguments, name=builder)
+        bake(target, arguments, name=builder, variables=variables)
         documents = image_store.documents(local(kept.name))
     finally:
         docker_engine.untag(local(kept.name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
@@ -71,15 +70,9 @@ def compiles_without_compiler(spec: RepositorySpec, code: Sequence[CodeFile]) ->
     return ""
 
 
-def write_secrets(spec: Spec, folder: Path) -> dict[str, Path]:
-    """Write the build's secrets into ``folder``: the private indexes and their credentials.
+def secrets(spec: Spec) -> dict[str, str]:
+    """Return id of a secret of the Dockerfile -> its text: the private indexes and their credentials.
 
-    Returns:
-        Id of a secret of the Dockerfile -> its file. Files are empty where there is nothing to keep.
+    Texts are empty where there is nothing to keep.
     """
-    found = {name: folder / file for name, file in spec.secrets.items()}
-    texts = indexes.build_configuration(spec.workspace) if found else ()
-    for path, text in zip(found.values(), texts, strict=True):
-        path.touch(mode=0o600)
-        path.write_text(text, encoding="utf-8")
-    return found
+    return dict(zip(spec.secrets, indexes.build_configuration(spec.workspace), strict=True)) if spec.secrets else {}
