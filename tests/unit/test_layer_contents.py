@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_contents_are_kept_by_the_digest_of_their_layer() -> None:
 
 def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
     layer_contents.keep(state_folder(), LOWER, {"a": FILE})
-    (path,) = (tmp_path / "state" / "layers").iterdir()
+    (path,) = (tmp_path / "state" / "layers").glob("*.json.gz")
     path.write_bytes(path.read_bytes()[:-9])
     assert layer_contents.recall(state_folder(), LOWER) is None
 
@@ -70,6 +71,21 @@ def test_the_layers_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch
         layer_contents.keep(state_folder(), digest, {"a": FILE})
         (path,) = (tmp_path / "state" / "layers").glob(f"{digest[7:]}*")
         os.utime(path, (number, number))
+    assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
+    layer_contents.keep(state_folder(), OTHER, {"a": FILE})
+    assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
+
+
+def test_layers_from_the_future_displace_none_that_was_just_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The clock was put back since they were used."""
+    monkeypatch.setattr(layer_contents, "KEPT", 2)
+    future = time.time() + 86_400
+    for digest in (LOWER, UPPER):
+        layer_contents.keep(state_folder(), digest, {"a": FILE})
+        (path,) = (tmp_path / "state" / "layers").glob(f"{digest[7:]}*")
+        os.utime(path, (future, future))
     assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
     layer_contents.keep(state_folder(), OTHER, {"a": FILE})
     assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,27 @@ def test_results_of_the_oldest_images_are_dropped(folder: Path, monkeypatch: pyt
     assert state.recall(folder / "tf-gpu", "build", "sha256:0"), "targets are counted apart"
 
 
+def test_results_from_the_future_displace_none_that_was_just_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is put back by a day: the order in which results are recorded counts."""
+    monkeypatch.setattr(state, "KEPT", 2)
+    day = 86_400 * 10**9
+    clock = time.time_ns() + day
+    monkeypatch.setattr(time, "time_ns", lambda: clock)
+    for number in range(4):
+        if number == 2:
+            clock -= day
+        for step in ("build", "smoke"):
+            state.record(folder / "tf-cpu", step, f"sha256:{number}", {"passed": True})
+        newest = [found["digest"] for found in state.builds(folder / "tf-cpu")]
+        assert newest == [f"sha256:{one}" for one in range(number, max(number - 2, -1), -1)]
+    assert state.require(folder / "tf-cpu", "sha256:3", "build", "smoke")
+    passed = state.passed(folder / "tf-cpu")
+    assert passed and passed["digest"] == "sha256:3"
+    assert state.when(folder / "tf-cpu", "smoke", "sha256:3")[:13] == time.strftime("%Y-%m-%d %H"), "not tomorrow"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -134,7 +156,7 @@ def test_a_process_that_is_killed_while_writing_leaves_the_earlier_result(folder
     assert process.returncode == -9
     assert state.recall(folder / "tf-cpu", "verify", "sha256:a") == {"digest": "sha256:a", **VERIFIED}
     state.record(folder / "tf-cpu", "verify", "sha256:a", {"passed": False})
-    assert [path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()] == ["verify.json"]
+    assert {path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()} == {state.MARKER, "verify.json"}
 
 
 def test_a_result_that_cannot_be_written_leaves_the_earlier_one_and_no_file(folder: Path) -> None:
@@ -144,7 +166,7 @@ def test_a_result_that_cannot_be_written_leaves_the_earlier_one_and_no_file(fold
     with pytest.raises(ValidationError, match="passed"):  # recall would take it for damaged
         state.record(folder / "tf-cpu", "verify", "sha256:a", {"size": 1})
     assert state.recall(folder / "tf-cpu", "verify", "sha256:a") == {"digest": "sha256:a", **VERIFIED}
-    assert [path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()] == ["verify.json"]
+    assert {path.name for path in (folder / "tf-cpu").rglob("*") if path.is_file()} == {state.MARKER, "verify.json"}
 
 
 def test_processes_that_record_at_the_same_time_keep_whole_results(folder: Path) -> None:

@@ -36,6 +36,7 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     from trainyard.common import console, errors
     from trainyard.oci import docker_engine, inventory
     from trainyard.release import sbom
+    from trainyard.spec import state
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
@@ -53,7 +54,7 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     if as_json:
         print(text, end="")
         return
-    path = output or (spec.kept if spec else context.state) / "sbom.cdx.json"
+    path = output or (state.own(spec.kept) if spec else context.state) / "sbom.cdx.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     console.say(f"{path}: {len(found.python())} Python packages, {len(found.debian())} Debian packages")

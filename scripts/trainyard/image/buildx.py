@@ -19,6 +19,7 @@ from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.oci import builder, docker_engine
 from trainyard.oci.builder import Builder
+from trainyard.spec import state
 from trainyard.spec.model import relative
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ def bake(
         metadata = Path(folder) / "metadata.json"
         options = [chosen.option, "--progress=plain", f"--metadata-file={metadata}"]
         command = ["docker", "buildx", "bake", *options, *arguments]
-        ended = docker_engine.retry_transient(lambda: _run(command, variables=variables or {}, log=log, steps=steps))
+        ended = docker_engine.retry_transient(lambda: _run(command, variables=variables, log=log, steps=steps))
         if ended.returncode:
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
@@ -165,14 +166,18 @@ def place(log: Path) -> str:
 
 
 def _run(
-    command: list[str], *, variables: Mapping[str, str], log: Path | None = None, steps: Steps | None = None
+    command: list[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    steps: Steps | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that prints its progress on standard error; ``stderr`` of the result has its last lines."""
     kept: deque[str] = deque(maxlen=_KEPT)
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1", **variables),
+        env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1", **(variables or {})),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -180,7 +185,7 @@ def _run(
     )
     try:
         if log:
-            log.parent.mkdir(parents=True, exist_ok=True)
+            state.own(log.parent)
         with log.open("w", buffering=1, encoding="utf-8") if log else contextlib.nullcontext() as file:
             for line in process.stderr or ():
                 kept.append(line)

@@ -18,6 +18,7 @@ from trainyard.image.plan import Plan
 from trainyard.oci import builder, docker_engine
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec
+from trainyard.spec.state import own
 
 #: Build arguments that keep installers from the network: an address that refuses connections. Proxies are not part of
 #: the cache's keys: https://docs.docker.com/build/building/variables/#proxy-arguments
@@ -76,6 +77,7 @@ def keep(spec: Spec, sources: Sources) -> None:
     kept = _images(sources.base, sources.build_base, sources.pythons, spec)
     for reference, architecture in kept.items():
         folder = _layout(spec.context.state, reference, architecture)
+        own(folder.parent)
         docker_engine.pull(reference, architecture)
         partial = folder.with_suffix(".new")
         shutil.rmtree(partial, ignore_errors=True)
@@ -83,7 +85,7 @@ def keep(spec: Spec, sources: Sources) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     path = _record(spec)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    own(path.parent)
     path.write_text(sources.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ from trainyard.image import base_contents, base_image, framework_choice, package
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request
 from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
-from trainyard.spec import framework, matrix, model
+from trainyard.spec import framework, matrix, model, state
 from trainyard.spec import lock as locks
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
@@ -299,6 +299,7 @@ def resolve(
         check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
     if old:
         _check_known(spec, upgraded, old)
+    state.own(spec.kept)
     built = _Wheels(spec.build_folder / "wheels", old, upgraded, offline=spec.context.offline)
     sections: dict[Section, str] = {}
     for platform in platforms:

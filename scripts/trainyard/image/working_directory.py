@@ -21,6 +21,7 @@ from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.documents import IMAGE_TYPES, descriptor
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
+from trainyard.spec.state import own
 from trainyard.spec.workspace import FOLDER
 
 
@@ -55,7 +56,7 @@ def layout(state: Path, reference: str, architecture: Architecture) -> str:
     name = f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
     folder = state / "bases" / name
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        own(folder.parent)
         # Removed on return, also after an interrupt or with a full disk.
         with tempfile.TemporaryDirectory(prefix=".base-", dir=folder.parent) as temporary:
             write(reference, Path(temporary) / name, architecture)

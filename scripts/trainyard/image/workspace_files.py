@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
+from trainyard.spec.state import own
 from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
 from trainyard.workspace.code_files import CodeFile
 
@@ -38,6 +39,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     if not repository_lock.is_current(spec):
         logger.info(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
         spec = repository_lock.lock(spec)
+    own(spec.kept)
     folder = spec.build_folder
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)

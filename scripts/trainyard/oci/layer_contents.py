@@ -28,7 +28,7 @@ import docker.errors
 
 from trainyard.oci import docker_engine
 from trainyard.oci.probe_runner import PYTHONS
-from trainyard.spec.state import file_lock
+from trainyard.spec.state import file_lock, own
 
 Kind = Literal["file", "link", "folder", "device", "whiteout"]
 
@@ -203,11 +203,13 @@ def keep_document(state: Path, name: str, document: bytes) -> None:
     """
     path = _file(state, name)
     with file_lock(state, "layers"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own(path.parent)
         temporary = path.with_suffix(".new")
         temporary.write_bytes(gzip.compress(document, compresslevel=1, mtime=0))
         temporary.replace(path)
-        for old in sorted(path.parent.glob("*.json.gz"), key=lambda kept: kept.stat().st_mtime)[:-KEPT]:
+        now = path.stat().st_mtime  # what is from the future was used before the clock was put back
+        used = {file: file.stat().st_mtime for file in path.parent.glob("*.json.gz")}
+        for old in sorted(used, key=lambda file: (used[file] <= now, used[file]))[:-KEPT]:
             old.unlink()
 
 

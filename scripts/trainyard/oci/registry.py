@@ -49,6 +49,7 @@ from trainyard.oci.documents import (
 )
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
 from trainyard.oci.transport import TIMEOUT, Checked, Session, is_loopback, is_private, joined, origin, read
+from trainyard.spec.state import own
 
 #: Media types of the manifests and indexes that are accepted.
 _MANIFESTS = ", ".join(IMAGE_TYPES + INDEX_TYPES)
@@ -395,7 +396,7 @@ class Repository:
                 words = re.sub(r',?\s*scope="[^"]*"', "", challenge)  # that of one request
                 with contextlib.suppress(OSError):  # it only saves a request
                     if words != self._known_challenge():
-                        self._challenge_file.parent.mkdir(parents=True, exist_ok=True)
+                        own(self._challenge_file.parent)
                         self._challenge_file.write_text(words, encoding="utf-8")
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], data: bytes | IO[bytes]) -> requests.Response:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Collection
 
 import docker.errors
 from docker.models.images import Image
 
 from trainyard.common.context import Context
+from trainyard.common.errors import UserError
 from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import remove_labelled
+from trainyard.spec import state
 from trainyard.spec.model import each_platform, load
 from trainyard.spec.naming import LABELS, NAME
 
@@ -31,6 +34,8 @@ def leftovers() -> list[str]:
 def clean(context: Context, target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:
     """Remove leftovers and images with temporary tags; the names of what was removed.
 
+    The tags of an image that another command makes are kept.
+
     Args:
         context: of the command.
         target: also remove this target's images and records.
@@ -38,17 +43,29 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
         cache: also remove the engine's build cache.
 
     Raises:
-        UserError: there is no such target.
+        UserError: there is no such target, or another command uses what would be removed.
     """
     spec = load(target, context=context) if target else None
-    removed = leftovers()
-    removed += _remove_tags(docker_engine.images(), "" if everything else TEMPORARY_SUFFIXES)
-    if everything:
-        shutil.rmtree(context.state, ignore_errors=True)
-    elif spec:
-        removed += _remove_tags(docker_engine.images(label=f"{LABELS}.target={spec.target}"))
-        for one in each_platform(spec):
-            shutil.rmtree(one.kept, ignore_errors=True)
+    folders = [one.kept for one in each_platform(spec)] if spec else []
+    with state.locked(context.state) as busy:
+        used = busy if everything else busy & {name for one in folders for name in (one.name, f"candidate-{one.name}")}
+        if used:
+            raise UserError(
+                f"another command holds the lock {min(used)} of {context.state}: run this when it has ended"
+            )
+        removed = leftovers()
+        making = [name.removeprefix("candidate-") for name in busy]
+        kept = {f"{NAME}:{name}{suffix}" for name in making for suffix in TEMPORARY_SUFFIXES}
+        removed += _remove_tags(docker_engine.images(), "" if everything else TEMPORARY_SUFFIXES, kept)
+        if everything:
+            folders = [one for one in context.state.iterdir() if one.is_dir()] if context.state.is_dir() else []
+        elif spec:
+            removed += _remove_tags(docker_engine.images(label=f"{LABELS}.target={spec.target}"))
+        for folder in folders:
+            if (folder / state.MARKER).is_file():
+                shutil.rmtree(folder, ignore_errors=True)
+            elif folder.is_dir() and folder.name != state.LOCKS:
+                logger.info(f"kept {folder}: Trainyard did not make it")
     if cache:
         try:
             docker_engine.client().api.prune_builds()
@@ -57,10 +74,11 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
     return removed
 
 
-def _remove_tags(images: list[Image], suffixes: str | tuple[str, ...] = "") -> list[str]:
-    """Remove the tags of ``images`` in Trainyard's repositories that end with one of ``suffixes``."""
+def _remove_tags(images: list[Image], suffixes: str | tuple[str, ...] = "", kept: Collection[str] = ()) -> list[str]:
+    """Remove the tags of ``images`` in Trainyard's repositories that end with one of ``suffixes``, and are not kept."""
     prefixes = tuple(f"{repository}:" for repository in REPOSITORIES)
     removed = [tag for image in images for tag in image.tags if tag.startswith(prefixes) and tag.endswith(suffixes)]
+    removed = [tag for tag in removed if tag not in kept]
     for tag in removed:
         docker_engine.untag(tag)
     return removed

@@ -15,6 +15,7 @@ from trainyard.image import catalog_page, dockerfile, gpu_page
 from trainyard.release import pipelines
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
+from trainyard.spec.state import own
 
 #: The reference of the command line, which is what ``--help`` prints, and the characters of a line of it.
 REFERENCE = ROOT / "docs" / "commands.md"
@@ -78,4 +79,6 @@ def write(commands: Any, only: Spec | None = None) -> list[Path]:
     Raises:
         UserError: one of them is part of the installed package.
     """
+    if only and only.build_folder != only.folder:
+        own(only.kept)
     return dockerfile.write(rendered(commands, only))

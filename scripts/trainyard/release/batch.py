@@ -25,6 +25,7 @@ from trainyard.image import base_image
 from trainyard.release import events
 from trainyard.spec import architectures
 from trainyard.spec.model import Spec, load, recommended
+from trainyard.spec.state import own
 from trainyard.spec.units import in_units
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def wanted(names: list[str], context: Context) -> list[Job]:
 def make(job: Job, arguments: list[str]) -> None:
     """Run `trainyard image` for one target in a child process, with more ``arguments``."""
     job.started = time.monotonic()
-    job.log.parent.mkdir(parents=True, exist_ok=True)
+    own(job.log.parent)
     job.stage = "build"
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "trainyard", "image", job.name, f"--events={writer}", *arguments]

@@ -133,7 +133,7 @@ def extending(spec: Spec) -> RepositorySpec:
     """
     if spec.folder.is_relative_to(model.IMAGES):
         folder = spec.context.state / f"{spec.local_name}-tried"
-        folder.mkdir(parents=True, exist_ok=True)
+        state.own(folder)
         text = f"extends: {spec.target}\nname: {spec.target}-tried\nplatforms: [{', '.join(spec.platforms)}]\n"
         (folder / workspace.FILE).write_text(text, encoding="utf-8")
         if spec.usable_lock:
@@ -297,7 +297,7 @@ class _Record:
     def add(self, changes: Changes, verdict: Verdict) -> None:
         self.verdicts[changes] = verdict
         rows = [{"changes": sorted(one), **asdict(judged)} for one, judged in self.verdicts.items()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state.own(self.path.parent)
         temporary = self.path.with_suffix(".new")
         temporary.write_text(json.dumps({"key": self.key, "verdicts": rows}, indent=1), encoding="utf-8")
         temporary.replace(self.path)

@@ -275,7 +275,7 @@ class Trials:
         if name:
             logger.info(stages.row("image", name))
         self._known[keys[-1]] = self.measure(tried, bounds, False)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        state.own(self._file.parent)
         temporary = self._file.with_suffix(".new")
         temporary.write_bytes(_RECORD.dump_json(self._known, indent=1))
         temporary.replace(self._file)

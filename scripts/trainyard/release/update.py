@@ -33,6 +33,7 @@ from trainyard.release.trials import Comparison, Trials
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import DEFAULT, Lock, Origin
 from trainyard.spec.model import RepositorySpec, Spec, relative, requirements_of
+from trainyard.spec.state import own
 from trainyard.workspace import indexes, requirements
 from trainyard.workspace.requirements import Wanted
 
@@ -309,7 +310,7 @@ class Update:
                 return False
             culprits = [words for group in found.culprits for words in group]
         self._culprits |= dict.fromkeys(culprits, step.reason)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        own(self._file.parent)
         self._file.write_text(json.dumps(self._culprits, indent=1), encoding="utf-8")
         return True
 

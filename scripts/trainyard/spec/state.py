@@ -26,6 +26,13 @@ from trainyard.common.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+#: A file in each folder of the state folder that Trainyard made. `clean` removes no others: TRAINYARD_BUILD may name a
+#: folder that has the user's own files, too.
+MARKER = ".trainyard"
+
+#: The folder of the lock files, which stay: a command may hold one.
+LOCKS = "locks"
+
 #: Images per target whose results are kept, the last recorded ones: about 70 KB each, most of it provenance.
 KEPT = 50
 
@@ -152,6 +159,27 @@ def _reader(step: str) -> TypeAdapter[Any]:
     return TypeAdapter(_RESULTS[step])
 
 
+def own(folder: Path) -> Path:
+    """Return a folder of the state folder, which is made and marked unless it exists."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).touch()
+    return folder
+
+
+@contextlib.contextmanager
+def locked(state: Path) -> Iterator[set[str]]:
+    """Hold all locks of a state folder that no other process holds, and yield the names of those that others hold."""
+    busy = set()
+    with contextlib.ExitStack() as held:
+        for file in sorted((state / LOCKS).glob("*.lock")):
+            try:
+                held.enter_context(filelock.FileLock(file, blocking=False))
+            except filelock.Timeout:
+                busy.add(file.stem)
+        yield busy
+
+
 @contextlib.contextmanager
 def file_lock(state: Path, name: str, waiting: str = "") -> Iterator[None]:
     """Hold a lock that one process of this host can hold at a time. A thread that holds it may take it again.
@@ -161,7 +189,7 @@ def file_lock(state: Path, name: str, waiting: str = "") -> Iterator[None]:
         name: of the lock, part of a file's name.
         waiting: what to print if another process holds it.
     """
-    folder = state / "locks"
+    folder = state / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / f"{name}.lock", is_singleton=True)
     try:
@@ -221,11 +249,13 @@ def record(kept: Path, step: Step, digest: str, facts: Mapping[str, Any]) -> Non
     _reader(step).validate_python(result)
     text = json.dumps(result, indent=2)
     with file_lock(kept.parent, f"results-{kept.name}"):  # or another process could drop the folder just made
+        own(kept)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
-        # The kernel takes the time of its last tick, up to 10 ms ago: two results could have the same one.
-        now = time.time_ns()
+        # Later than all others, whatever the clock says: it may have been put back. The kernel itself takes the time of
+        # its last tick, up to 10 ms ago: two results could have the same one.
+        now = max(time.time_ns(), *(_modified(folder) + 1 for folder in (kept / "results").iterdir()))
         os.utime(temporary, ns=(now, now))
         temporary.replace(path)
         os.utime(path.parent, ns=(now, now))
@@ -274,7 +304,8 @@ def passed(kept: Path) -> BuildResult | None:
 
 def when(kept: Path, step: Step, digest: str) -> str:
     """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(_modified(_path(kept, step, digest)) / 10**9))
+    # Of the inode, since that of the file's content is later than those of other results, not what the clock said.
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(_path(kept, step, digest).stat().st_ctime))
 
 
 def require(kept: Path, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:

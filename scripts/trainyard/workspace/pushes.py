@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainyard.spec.state import own
+
 
 @dataclass(frozen=True)
 class Push:
@@ -59,7 +61,8 @@ def _file(kept: Path, repository: str) -> Path:
 def record(kept: Path, push: Push) -> None:
     """Keep what was pushed, in place of what was pushed to the same repository before."""
     path = _file(kept, push.repository)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    own(kept)
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(asdict(replace(push, time=time.time()))), encoding="utf-8")
     temporary.replace(path)

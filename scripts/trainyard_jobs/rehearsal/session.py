@@ -14,6 +14,7 @@ import docker.errors
 from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.spec.state import own
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rehearsal import faults, images, report, sandbox, tuning
 from trainyard_jobs.rehearsal.faults import Fault
@@ -153,7 +154,7 @@ class _Session:
         self.show, self.options, self.job, self.rehearsal = show, options, job, rehearsal
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", rehearsal.name).strip("-") or "job"
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.output = (options.output or state / "rehearsals" / f"{name}-{stamp}").expanduser()
+        self.output = (options.output or own(state / "rehearsals") / f"{name}-{stamp}").expanduser()
         self.buckets = (options.buckets or self.output / "buckets").expanduser()
         found: dict[tuple[str, Hosts], LocalImage] = {}
         for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):
