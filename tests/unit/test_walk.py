@@ -229,7 +229,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None)
         monkeypatch.setattr(working_directory, "context", lambda *_, **__: None)
         monkeypatch.setattr(layer_contents, "take", lambda *_: [])
         monkeypatch.setattr(layers, "read", lambda *_, **__: made.evidence().stored)
-        monkeypatch.setattr(probe_runner, "probe", lambda _: made.evidence().inside)
+        monkeypatch.setattr(probe_runner, "probe", lambda *_: made.evidence().inside)
         monkeypatch.setattr(smoke_test, "SmokeSandbox", Sandbox)
         monkeypatch.setattr(smoke_command, "SmokeSandbox", Sandbox)
         return made

@@ -7,7 +7,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
@@ -17,7 +16,7 @@ from tests.workspaces import versions as pinned
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_contents, base_image, build, dockerfile, repository_lock
 from trainyard.oci import docker_engine, probe_runner
-from trainyard.oci.probe_runner import Distribution
+from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.architectures import AMD64
@@ -82,13 +81,13 @@ class Registry:
             return DIGEST, ""
         return (self.digest, "") if self.digest else (None, "connection refused")
 
-    def inspect(self, reference: str, *_parts: str) -> dict[str, Any]:
+    def inspect(self, reference: str) -> ProbeResult:
         self.inspected.append(reference)
         packages = [
             Distribution(name, version, "", tuple(requires), 0) for name, (version, requires) in self.installed.items()
         ]
         site = "/usr/local/lib/python3.12/site-packages"
-        return {"python": self.python, "executable": "/usr/local/bin/python3", "site": site, "packages": packages}
+        return ProbeResult(self.python, tuple(packages), executable="/usr/local/bin/python3", site=site)
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def registry(monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
     monkeypatch.setattr(docker_engine, "client", lambda: None)
     monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     monkeypatch.setattr(docker_engine, "pull", lambda _reference: None)
-    monkeypatch.setattr(probe_runner, "run", found.inspect)
+    monkeypatch.setattr(probe_runner, "probe", found.inspect)
     return found
 
 

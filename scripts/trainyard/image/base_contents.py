@@ -49,13 +49,13 @@ def inspect(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         return known
     logger.info(f"{spec.target}: inspecting {base.reference}")
     docker_engine.pull(base.reference)
-    seen = probe_runner.run(base.reference, "packages")
+    seen = probe_runner.probe(base.reference)
     given = settings.variable("BASE")  # whose Python is the one to lock for, whatever its version
-    if not given and not seen["python"].startswith(f"{wanted.python}."):
+    if not given and not seen.python.startswith(f"{wanted.python}."):
         raise UserError(
-            f"{base.reference} has Python {seen['python']}; images/bases.yaml says {wanted.python} of base {spec.base}"
+            f"{base.reference} has Python {seen.python}; images/bases.yaml says {wanted.python} of base {spec.base}"
         )
-    packages = {canonicalize_name(package.name): package for package in reversed(seen["packages"])}
+    packages = {canonicalize_name(package.name): package for package in reversed(seen.packages)}
     missing = [name for name in wanted.framework if canonicalize_name(name) not in packages]
     if missing:
         raise UserError(f"{base.reference} has no {', '.join(missing)}: it cannot be base {spec.base}")
@@ -64,12 +64,12 @@ def inspect(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         reference=base.reference,
         digest=base.digest,
         day=datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d"),
-        python=seen["python"],
-        interpreter=seen["executable"],
-        site=seen["site"],
+        python=seen.python,
+        interpreter=seen.executable,
+        site=seen.site,
         packages={name: package.version for name, package in sorted(packages.items())},
         requires=_required(
-            wanted.framework, {name: package.requires for name, package in packages.items()}, seen["python"]
+            wanted.framework, {name: package.requires for name, package in packages.items()}, seen.python
         ),
     )
     resolver.check_conflicts(spec, contents.packages)

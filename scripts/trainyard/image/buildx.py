@@ -130,17 +130,16 @@ def bake(
     arguments: list[str],
     *,
     name: str,
-    variables: Mapping[str, str] | None = None,
     log: Path | None = None,
     steps: Steps | None = None,
+    variables: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Build ``target``, and return BuildKit's metadata of the result (``containerimage.digest`` and more).
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
         name: see :func:`trainyard.oci.builder.current`.
-        variables: of the command, such as secrets.
-        log: file for BuildKit's output, ``steps``: gets its lines.
+        log: file for BuildKit's output, ``steps``: gets its lines, ``variables``: of the command, such as secrets.
     Raises:
         StepFailed: the build failed; the message names the stage and its error, and the log, whose end is reported.
     """
@@ -150,7 +149,7 @@ def bake(
         metadata = Path(folder) / "metadata.json"
         options = [chosen.option, "--progress=plain", f"--metadata-file={metadata}"]
         command = ["docker", "buildx", "bake", *options, *arguments]
-        ended = docker_engine.retry_transient(lambda: _run(command, variables=variables, log=log, steps=steps))
+        ended = docker_engine.retry_transient(lambda: _run(command, log=log, steps=steps, variables=variables))
         if ended.returncode:
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
@@ -166,18 +165,14 @@ def place(log: Path) -> str:
 
 
 def _run(
-    command: list[str],
-    *,
-    variables: Mapping[str, str] | None = None,
-    log: Path | None = None,
-    steps: Steps | None = None,
+    command: list[str], *, log: Path | None = None, steps: Steps | None = None, variables: Mapping[str, str] = {}
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that prints its progress on standard error; ``stderr`` of the result has its last lines."""
     kept: deque[str] = deque(maxlen=_KEPT)
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1", **(variables or {})),
+        env=settings.environment(BUILDX_NO_DEFAULT_ATTESTATIONS="1", **variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -178,9 +178,7 @@ def variables(request: Request) -> dict[str, str]:
 
 
 def arguments(spec: Spec, reference: str, request: Request, host: Host, server: str = JUPYTER[0]) -> list[str]:
-    """The ``docker run`` of a request. It ends with the container's exit status and forwards signals to it.
-
-    :func:`variables` are in its environment.
+    """The ``docker run`` of a request, with :func:`variables`. It ends with the container's status and gets signals.
 
     A container that writes to a folder of this machine runs as the current user, so that the files are the user's. Its
     second group is 0, which may write to /workspace and to the home directory of the image.
@@ -211,8 +209,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found += ["--mount", mount]
     folders = spec.kind.jupyter if request.jupyter else {}
     inherited = variables(request)
-    given = ((one, one.partition("=")[0]) for one in request.environment)
-    named = [name if name in inherited else one for one, name in given]
+    named = [name if (name := one.partition("=")[0]) in inherited else one for one in request.environment]
     for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *named):
         found += ["--env", variable]
     if request.jupyter:

@@ -1,7 +1,7 @@
 """Report what an image's Python finds in the image, as JSON on stdout, without importing a framework.
 
 Runs INSIDE the image: scripts/trainyard/oci/probe_runner.py passes it as ``python -c <this text>``, with the parts to
-report as arguments, by default all. It uses the standard library only and supports Python 3.8 and newer.
+report beside the packages as arguments. It uses the standard library only and supports Python 3.8 and newer.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def times(status: os.stat_result) -> bytes:
     return b"".join((int(value) & 0xFFFFFFFF).to_bytes(4, "little") for value in (status.st_mtime, status.st_size))
 
 
-def texts() -> dict[str, str]:
-    """Text of the files that describe how packages were built, and of image.json."""
+def texts() -> dict[str, dict[str, str]]:
+    """``texts``: the text of the files that describe how packages were built, and of image.json."""
     found = {}
     for name in ABOUT_BUILDS:
         for folder in sys.path:
@@ -135,7 +135,7 @@ def texts() -> dict[str, str]:
             found["image.json"] = file.read()
     except OSError:
         pass
-    return found
+    return {"texts": found}
 
 
 def device_code() -> dict[str, Any]:
@@ -235,10 +235,11 @@ def release_of(path: str) -> str:
 
 
 if __name__ == "__main__":
-    PARTS = {"packages": packages, "bytecode": bytecode, "texts": texts, "device_code": device_code}
+    PARTS = {"bytecode": bytecode, "texts": texts, "device_code": device_code}
     about = {
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "site": sysconfig.get_paths()["purelib"],
+        "packages": packages(),
     }
-    json.dump({**about, **{part: PARTS[part]() for part in sys.argv[1:] or PARTS}}, sys.stdout)
+    json.dump({**about, **{name: value for part in sys.argv[1:] for name, value in PARTS[part]().items()}}, sys.stdout)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired
 
 import docker.errors
 from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from trainyard.common.errors import StepFailed, one_line
 from trainyard.oci import docker_engine
@@ -16,9 +14,8 @@ from trainyard.oci import docker_engine
 #: Names of an image's Python; the first that exists is used.
 PYTHONS = ("python3", "python")
 
-
-#: What the image's Python can report.
-PARTS = ("packages", "bytecode", "texts", "device_code")
+#: What the image's Python can report beside the packages.
+PARTS = ("bytecode", "texts", "device_code")
 
 
 class NoPython(StepFailed):
@@ -63,6 +60,7 @@ class ProbeResult:
     """Hold what the image's Python reports.
 
     Attributes:
+        executable: its path, ``site``: the site directory.
         sources: number of source files in the site directories.
         missing: those without byte code, ``stale``: those whose byte code is of another source.
         texts: name -> content of the files that rules read, as far as they exist.
@@ -73,66 +71,34 @@ class ProbeResult:
 
     python: str
     packages: tuple[Distribution, ...]
-    sources: int
-    missing: tuple[str, ...]
-    stale: tuple[str, ...]
-    texts: dict[str, str]
+    sources: int = 0
+    missing: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    texts: dict[str, str] = field(default_factory=dict)
     libraries: dict[str, Library] = field(default_factory=dict)
     ptxas: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    executable: str = ""
+    site: str = ""
 
+
+_REPORT = TypeAdapter(ProbeResult)
 
 #: What is known from inside an image that has no Python.
-NOTHING = ProbeResult("", (), 0, (), (), {})
-
-
-class _Bytecode(TypedDict):
-    sources: int
-    missing: tuple[str, ...]
-    stale: tuple[str, ...]
-
-
-class _DeviceCode(TypedDict):
-    libraries: dict[str, Library]
-    ptxas: dict[str, str]
-
-
-class Report(TypedDict):
-    """What scripts/trainyard/oci/probe.py prints; the image's Python may print anything."""
-
-    python: str
-    executable: str
-    site: str
-    packages: NotRequired[tuple[Distribution, ...]]
-    bytecode: NotRequired[_Bytecode]
-    texts: NotRequired[dict[str, str]]
-    device_code: NotRequired[_DeviceCode]
+NOTHING = ProbeResult("", ())
 
 
 class ProbeFailed(StepFailed):
     """Report that an image's Python starts, and cannot list what is installed."""
 
 
-def probe(reference: str) -> ProbeResult:
-    """Return all that the Python of a local image reports; see :func:`run`."""
-    report = run(reference)
-    return ProbeResult(
-        python=report["python"],
-        packages=report["packages"],
-        texts=report["texts"],
-        **report["bytecode"],
-        **report["device_code"],
-    )
+def probe(reference: str, *parts: str) -> ProbeResult:
+    """Return what the Python of a local image reports: the packages, and what belongs to ``parts`` of :data:`PARTS`.
 
-
-def run(reference: str, *parts: str) -> Report:
-    """Return what the Python of a local image reports.
-
-    Args:
-        parts: of :data:`PARTS`; all of them if none is given.
     Raises:
         NoPython: it has none that starts.
-        ProbeFailed: its Python failed, does not end, or prints something else; the message ends with its error line.
+        ProbeFailed: its Python failed, or printed something else; the message ends with its error line.
+        StepFailed: its Python does not end.
     """
     words = ""
     for python in PYTHONS:
@@ -143,7 +109,7 @@ def run(reference: str, *parts: str) -> Report:
     raise NoPython(f"{reference}: cannot run its Python: {words}")
 
 
-def _run(reference: str, python: str, parts: tuple[str, ...]) -> Report:
+def _run(reference: str, python: str, parts: tuple[str, ...]) -> ProbeResult:
     text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
     variables = docker_engine.emulated_environment(docker_engine.architecture_of(reference))
     status, out, err = docker_engine.run(reference, python, ["-c", text, *parts], "verify", environment=variables)
@@ -151,13 +117,8 @@ def _run(reference: str, python: str, parts: tuple[str, ...]) -> Report:
         words = err.decode(errors="replace").strip().splitlines() or ["(no output)"]
         raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {one_line(words[-1])[:300]}")
     try:
-        report: Report = TypeAdapter(Report).validate_json(out)
-    except ValidationError as error:
+        return _REPORT.validate_json(out)
+    except ValidationError as error:  # it may print anything
         wrong = error.errors(include_url=False)[0]
-        place = one_line(".".join(map(str, wrong["loc"])))
-        raise ProbeFailed(
-            f"{reference}: its Python printed no list of what is installed: {place} {wrong['msg']}"
-        ) from None
-    if missing := [part for part in parts or PARTS if part not in report]:
-        raise ProbeFailed(f"{reference}: its Python did not list {missing[0]}")
-    return report
+        what = f"{one_line('.'.join(map(str, wrong['loc'])))} {wrong['msg']}"
+        raise ProbeFailed(f"{reference}: its Python printed no list of what is installed: {what}") from None

@@ -53,7 +53,7 @@ class ImagePackages:
         if self.listed is not None:
             return self.listed
         try:
-            packages = probe_runner.run(self.digest, "packages")["packages"]
+            packages = probe_runner.probe(self.digest).packages
         except probe_runner.NoPython:
             packages = ()
         return {str(canonicalize_name(one.name)): one.version for one in packages}

@@ -73,7 +73,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         inputs = plan.content_hash(spec, index, base[0] or base[1])
         changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
     with ThreadPoolExecutor(max_workers=1) as background:
-        seen = background.submit(probe_runner.probe, reference)
+        seen = background.submit(probe_runner.probe, reference, *probe_runner.PARTS)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         try:
