@@ -4,7 +4,8 @@
 # configuration that exists.
 #
 # Argument:     --check                start and install nothing: if no engine answers, say so
-# Environment:  DOCKER_HOST            as for every Docker client; a remote engine is only checked
+# Environment:  DOCKER_HOST, DOCKER_CONTEXT, DOCKER_CONFIG
+#                                      as for every Docker client; a remote engine is only checked
 #               TRAINYARD_SETUP        the command that runs this, for messages    [make setup]
 #               TRAINYARD_SYSROOT      folder with the run/ and var/run/ of the host, for tests   [/]
 #               TRAINYARD_STATE        folder for apt lists, the engine's log      [/var/lib/trainyard]
@@ -27,6 +28,10 @@ if have docker && engine_answers; then
   die "the engine answers but 'docker buildx' is missing: install the docker-buildx plugin of your distribution"
 fi
 
+if have docker && [ -z "${DOCKER_HOST:-}" ]; then
+  context=$(docker context inspect --format '{{.Name}}: {{.Endpoints.docker.Host}}' 2>&1 | tail -n 1) || true
+  case $context in "" | default:*) ;; *) die "no engine answers in the Docker context ($context): start it, or run 'docker context use default'" ;; esac
+fi
 if [ -z "${DOCKER_HOST:-}" ] && [ -S "$socket" ] && [ ! -w "$socket" ]; then
   die "the engine's socket $socket is not open to $(id -un): join the group 'docker', or run this as root"
 fi

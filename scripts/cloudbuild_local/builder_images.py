@@ -74,7 +74,7 @@ def _build_replacement(stage: str) -> str:
     with _building:
         bundle = settings.ca_bundle()
         docker_engine.buildx(
-            "build", f"--builder={docker_engine.ENGINE_BUILDER}", "--quiet", "--load", "--provenance=false",
+            "build", f"--builder={docker_engine.context()}", "--quiet", "--load", "--provenance=false",
             f"--target={stage}", f"--tag={reference}",
             f"--build-arg=BASE={base}", f"--label={docker_engine.OWNED}=cloudbuild",
             *([f"--secret=id=ca,src={bundle}"] if bundle else []),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.engine_socket import EngineSocket
+from tests.fakes.engine_socket import ENGINE, EngineSocket
 from trainyard.common import settings
 from trainyard.image import build, package_index, provenance
 from trainyard.oci import builder, docker_engine, image_store
@@ -107,3 +108,28 @@ def test_a_builder_that_does_not_exist_is_one_line_with_those_that_do(
         f"build: 'BUILDER=trainyard-test-taem': there is no such builder; 'docker buildx ls' lists {NAME}, default "
         f"(did you mean '{NAME}'?)"
     )
+
+
+def test_an_active_docker_context_is_the_engine_from_build_to_run(
+    write_small: Callable[[], str], own_index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that names this machine's engine by another path, as Docker Desktop, colima and rootless Docker do."""
+    monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT", "BUILDX_BUILDER"):
+        monkeypatch.delenv(name, raising=False)
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket has at most 107 bytes
+        address = Path(folder) / "engine.sock"
+        address.symlink_to(ENGINE)
+        monkeypatch.setenv("DOCKER_CONFIG", f"{folder}/config")
+        for words in (["create", "elsewhere", f"--docker=host=unix://{address}"], ["use", "elsewhere"]):
+            subprocess.run(["docker", "context", *words], check=True, capture_output=True)
+        trainyard, small = [sys.executable, "-m", "trainyard"], write_small()
+        subprocess.run([*trainyard, "dev", "build", small], check=True)
+        subprocess.run(["docker", "tag", "trainyard:small-candidate", "trainyard:small"], check=True)
+        run = [*trainyard, "run", small, "--command", "python3 -c 'print(6 * 7)'"]
+        assert subprocess.run(run, check=True, capture_output=True, text=True).stdout == "42\n"
+        subprocess.run(["docker", "rmi", "trainyard:small"], check=True, capture_output=True)
+        address.unlink()
+        done = subprocess.run(run, check=False, capture_output=True, text=True)
+        said = f"run: no engine answers in the Docker context (elsewhere: unix://{address}): start it, or run"
+        assert done.returncode == 2 and done.stderr.startswith(said), "and no other engine is asked"

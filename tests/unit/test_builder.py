@@ -181,7 +181,10 @@ def test_an_unknown_builder_is_one_line_with_those_that_exist(
     )
 
 
-def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
+def test_a_builder_that_cannot_be_used_has_the_reason(
+    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+) -> None:
+    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(version=dict))
     docker_says({}, unnamed="Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n")
     with pytest.raises(
         StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* '--builder default'$"
@@ -189,22 +192,51 @@ def test_a_builder_that_cannot_be_used_has_the_reason(docker_says: Callable[...,
         current("")
 
 
-def test_the_builder_of_another_engine_is_refused(docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
-    """It would keep the image in that engine."""
-    docker_says({"far": ENGINE.replace("default", "far"), "default": ENGINE})
-    with pytest.raises(
-        UserError, match=r"^'--builder far': it keeps images in the engine of that Docker context: use .* far'"
-    ):
-        current("far")
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Docker context is `desktop`, as `near` is at the same engine, and `far` at another one."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\ntest "$1" = --context=near && echo the-engine\ntest "$1" = --context=far && echo other\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("DOCKER_CONTEXT", "desktop")
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(info=lambda: {"ID": "the-engine"}))
 
 
-def test_the_engines_builder_may_have_the_name_of_its_context(
-    docker_says: Callable[..., list[tuple[str, ...]]],
+@pytest.mark.parametrize("name", ["far", "default"], ids=["another", "none that answers"])
+def test_the_builder_of_another_engine_is_refused(
+    contexts: None, docker_says: Callable[..., list[tuple[str, ...]]], name: str
 ) -> None:
-    """As with Docker Desktop, where `--builder=default` selects that one."""
-    desktop = ENGINE.replace("default", "desktop-linux")
-    docker_says({"default": desktop}, unnamed=desktop)
+    """It would keep the image in that engine."""
+    docker_says({name: ENGINE.replace("default", name)})
+    with pytest.raises(UserError) as raised:
+        current(name)
+    assert str(raised.value) == (
+        f"'--builder {name}': it keeps images in another engine than that of the Docker context: give "
+        "'--builder desktop'"
+    )
+
+
+@pytest.mark.parametrize("name", ["desktop", "near"])
+def test_the_builder_of_a_docker_context_is_that_of_its_engine(
+    contexts: None, docker_says: Callable[..., list[tuple[str, ...]]], name: str
+) -> None:
+    """As with Docker Desktop, colima, and Docker without root."""
+    docker_says({}, unnamed=ENGINE.replace("default", name))
     assert current("").in_engine
+
+
+def test_podman_is_named(monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
+    """Its `buildx inspect` fails, and no `--builder` would help."""
+    version = {"Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
+    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(version=lambda: version))
+    docker_says({}, unnamed="Name: x\nError: See 'docker buildx --help'\n\nNodes:\n")
+    with pytest.raises(UserError, match=r"^the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24"):
+        current("")
 
 
 def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(

@@ -150,6 +150,62 @@ def test_an_engine_that_does_not_answer_is_one_line(
     assert capfd.readouterr().err == "", "the line is printed once, by the command"
 
 
+def test_the_engine_is_that_of_the_docker_context_in_dockers_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DOCKER_HOST, then DOCKER_CONTEXT, then `docker context use`."""
+    monkeypatch.setattr(docker.DockerClient, "ping", lambda _: True)
+    monkeypatch.setattr(docker.api.client.APIClient, "_retrieve_server_version", lambda _: "1.45")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, port in (("used", 1), ("named", 2)):
+        (tmp_path / "config.json").write_text("{}")
+        docker.context.ContextAPI.create_context(name, host=f"tcp://127.0.0.1:{port}")
+
+    def engine() -> tuple[str, str]:
+        return docker_engine.context(), docker_engine.existing_client().api.base_url.rpartition("/")[2]
+
+    assert engine() == ("default", "localhost")
+    docker.context.ContextAPI.set_current_context("used")
+    assert engine() == ("used", "127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_CONTEXT", "named")
+    assert engine() == ("named", "127.0.0.1:2")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:3")
+    assert engine() == ("default", "127.0.0.1:3")
+
+
+@pytest.mark.parametrize("config", ["", '{"currentContext": "gone"}'], ids=["DOCKER_CONTEXT", "current context"])
+def test_a_context_that_does_not_exist_is_no_other_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str
+) -> None:
+    """Nor is it one that the current folder brings."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.chdir(tmp_path)
+    if config:
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker" / "config.json").write_text(config)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("DOCKER_CONTEXT", "gone")
+        docker.context.ContextAPI.create_context("gone", host="tcp://127.0.0.1:1")
+        assert (tmp_path / "contexts").is_dir()
+    with pytest.raises(docker.errors.ContextNotFound):
+        docker_engine.existing_client()
+
+
+def test_a_context_without_an_engine_is_one_line(host: Path) -> None:
+    (host / "bin" / "docker").write_text(
+        "#!/bin/sh\ntest $1 = context && echo 'colima: unix:///home/me/.colima/docker.sock'\n"
+    )
+    with pytest.raises(
+        UserError, match=r"^no engine answers in the Docker context \(colima: unix:///home/me/\.colima/do"
+    ):
+        docker_engine.set_up()
+    assert calls(host) == [], "none is installed or started"
+
+
 def test_what_an_installer_prints_is_shown_whatever_its_bytes_and_its_error_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

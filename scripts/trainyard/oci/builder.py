@@ -10,13 +10,13 @@ images that it builds are loaded into the engine.
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import dataclass
 from functools import cache
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import docker_engine
-from trainyard.oci.docker_engine import ENGINE_BUILDER
 from trainyard.spec.architectures import PLATFORMS, Architecture
 
 
@@ -99,13 +99,24 @@ def current(name: str) -> Builder:
     try:
         chosen = _inspect(name)
     except StepFailed as error:
-        raise StepFailed(f"{error}; to build in the engine, give '--builder {ENGINE_BUILDER}'") from None
-    if chosen.in_engine and chosen.name != ENGINE_BUILDER and chosen.name != _inspect(ENGINE_BUILDER).name:
+        if "Podman" in str(docker_engine.client().version().get("Components")):
+            raise UserError(
+                "the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24 or later"
+            ) from None
+        raise StepFailed(f"{error}; to build in the engine, give '--builder {docker_engine.context()}'") from None
+    if chosen.in_engine and chosen.name != (context := docker_engine.context()) and not _is_engine(chosen.name):
         raise UserError(
-            f"{_given(chosen.name, name)}: it keeps images in the engine of that Docker context: use a builder that "
-            f"was made with 'docker buildx create --name <name> {chosen.name}'"
+            f"{_given(chosen.name, name)}: it keeps images in another engine than that of the Docker context: give "
+            f"'--builder {context}'"
         )
     return chosen
+
+
+def _is_engine(context: str) -> bool:
+    """Return whether a Docker context has the same engine as the current one."""
+    command = ["docker", f"--context={context}", "info", "--format={{.ID}}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return bool(found) and found == docker_engine.client().info().get("ID")
 
 
 def selection(name: str) -> list[str]:

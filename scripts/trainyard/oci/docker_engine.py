@@ -16,9 +16,12 @@ from typing import Any
 import docker
 import docker.errors
 import requests
+from docker.context import ContextAPI
+from docker.context.config import get_current_context_name
 from docker.models.images import Image
 from docker.types import LogConfig
 from docker.utils import parse_repository_tag
+from docker.utils.config import find_config_file
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
@@ -32,9 +35,6 @@ OWNED = "io.trainyard.owned"
 
 #: Label with the id of the process that created it: what a running process uses is not cleaned up.
 OWNER = f"{OWNED}.by"
-
-#: buildx's name of the builder in the engine of the current Docker context.
-ENGINE_BUILDER = "default"
 
 #: Errors of BuildKit in Docker 26.1 that do not recur when the build is retried. The first: two builds share a step,
 #: and the one that requested it has ended, so that its session, with secrets and contexts, is gone. The second: the
@@ -80,8 +80,20 @@ def in_use(labels: dict[str, str] | None) -> bool:
     return owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()
 
 
+def context() -> str:
+    """Return the name of the Docker context of the engine, in which buildx's builder of that name builds.
+
+    https://docs.docker.com/engine/manage-resources/contexts/
+    """
+    given = "default" if settings.standard_variable("DOCKER_HOST") else settings.standard_variable("DOCKER_CONTEXT")
+    return given or get_current_context_name() or "default"
+
+
 def existing_client() -> docker.DockerClient:
-    """Return a client of an engine that is running, or raise DockerException or OSError."""
+    """Return a client of the running engine of the Docker context, or raise DockerException or OSError."""
+    # The client itself would take another engine; without a file, it looks for contexts in the current folder.
+    if (name := context()) != "default" and not (find_config_file() and ContextAPI.get_context(name)):
+        raise docker.errors.ContextNotFound(name)
     running = docker.from_env(timeout=600)
     running.ping()
     return running
@@ -161,7 +173,7 @@ def can_run(wanted: Architecture) -> bool:
         return True
     # `inspect` asks the engine, which tries a program of each architecture:
     # https://github.com/moby/buildkit/blob/v0.13.2/util/archutil/detect.go
-    inspected = buildx("inspect", "--bootstrap", f"--builder={ENGINE_BUILDER}")
+    inspected = buildx("inspect", "--bootstrap", f"--builder={context()}")
     platforms = re.search(r"(?m)^Platforms:\s+(.*)$", inspected)
     return platforms is None or wanted.platform in re.split(r",\s*", platforms[1].replace("*", ""))
 
@@ -305,20 +317,20 @@ def untag(reference: str) -> None:
         client().images.remove(reference, force=True)
 
 
-def cached(*, least: float = 0, builder: str = ENGINE_BUILDER) -> set[str]:
-    """Return ids of the records of a builder's cache that hold at least ``least`` bytes."""
+def cached(*, least: float = 0, builder: str = "") -> set[str]:
+    """Return ids of the records of a builder's cache, the engine's by default, that hold at least ``least`` bytes."""
     # Not the API's disk usage, which fails while images are created and removed (404, 500; Docker 26).
-    used = buildx("du", f"--builder={builder}")
+    used = buildx("du", f"--builder={builder or context()}")
     records = re.findall(r"(?m)^([0-9a-z]{25})\*?\s+\w+\s+([\d.]+[kMGT]?B)", used)
     return {identity for identity, size in records if in_bytes(size) >= least}
 
 
-def drop_cached(records: set[str], *, builder: str = ENGINE_BUILDER) -> None:
+def drop_cached(records: set[str], *, builder: str = "") -> None:
     """Remove those records of a builder's cache that no running build, image or other record uses."""
     left = records & cached(builder=builder)
     while left:
         for identity in left:
-            buildx("prune", f"--builder={builder}", "--force", "--all", f"--filter=id={identity}")
+            buildx("prune", f"--builder={builder or context()}", "--force", "--all", f"--filter=id={identity}")
         before, left = left, left & cached(builder=builder)
         if left == before:
             return
