@@ -311,8 +311,37 @@ def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch
         ("/all", str(data), False),
     ]
     assert [(one.stat().st_mode & 0o777) for one in (data / "a" / "b", data / "a", data)] == [0o777] * 3
+    (data / "link").symlink_to(tmp_path)
+    found.close()
+    assert [(one.stat().st_mode & 0o777) for one in (data / "a" / "b", data / "a", data)] == [0o700] * 3
     assert given["tmpfs"] == {"/shm": "mode=1777", "/none": "mode=1777,ro"}
     assert given["volumes"] == {str(tmp_path): {"bind": "/gcs", "mode": "rw"}}
+
+
+def test_folders_of_buckets_have_their_permissions_again_after_a_rehearsal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of folders that only their owner may enter, and of those that all may read; links are not followed."""
+    engine = MagicMock()
+    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    monkeypatch.setattr(sandbox.RehearsalSandbox, "_start_storage", lambda _: None)
+    monkeypatch.setattr(sandbox.RehearsalSandbox, "_start_google_cloud", lambda _: None)
+    buckets = tmp_path / "buckets"
+    for name, mode in (("own", 0o700), ("all", 0o755), ("unused", 0o750)):
+        (buckets / name).mkdir(parents=True)
+        (buckets / name).chmod(mode)
+    tmp_path.chmod(0o711)
+    image = LocalImage("sha256:0", "", True, None)
+    for _ in range(2):
+        with sandbox.RehearsalSandbox(REHEARSAL, image, buckets, ["own", "all", "new"]):
+            opened = {one.name: one.stat().st_mode & 0o777 for one in buckets.iterdir() if not one.is_symlink()}
+            (buckets / "by a container").mkdir(mode=0o777, exist_ok=True)
+            if not (buckets / "link").is_symlink():
+                (buckets / "link").symlink_to(tmp_path)
+        assert [opened[name] for name in ("own", "all", "new", "unused")] == [0o777, 0o777, 0o777, 0o750]
+        after = {one.name: one.stat().st_mode & 0o777 for one in buckets.iterdir() if not one.is_symlink()}
+        assert after == {"own": 0o700, "all": 0o755, "new": 0o700, "unused": 0o750, "by a container": 0o700}
+    assert tmp_path.stat().st_mode & 0o777 == 0o711
 
 
 @pytest.mark.parametrize(("bucket", "folder"), [("..", ""), ("/etc", ""), ("data", "../other"), ("data", "a/link")])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,26 +91,37 @@ class RehearsalSandbox(Sandbox):
         self._authority = b""
         self._storage: Container | None = None
         self._begun = time.time() - 1
+        self._modes: dict[Path, int] = {}
 
     def set_up(self) -> None:
         """Create the network and the buckets, and start the sidecars."""
         self._buckets.mkdir(parents=True, exist_ok=True)
+        self._modes = {one: stat.S_IMODE(one.stat().st_mode) for one in self._buckets.iterdir()}
         for bucket in self._names:
-            folder = self._buckets / bucket
-            folder.mkdir(exist_ok=True)
-            if folder.stat().st_uid == os.getuid():
-                folder.chmod(0o777)  # the images run as another user
+            self._open(self._buckets / bucket)
         super().set_up()
         self._storage = self._start_storage()
         self._start_google_cloud()
 
+    def _open(self, folder: Path) -> None:
+        """Make a folder that the images, which run as another user, may write to until the rehearsal ends."""
+        self._modes.setdefault(folder, stat.S_IMODE(folder.stat().st_mode) if folder.exists() else 0o700)
+        folder.mkdir(exist_ok=True)
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(0o777)
+
     def close(self) -> None:
-        """Give the files in the buckets to their owner, and remove everything else."""
+        """Give the files in the buckets to their owner, who alone may enter new buckets, and remove everything else."""
         try:
             if self._storage:
                 self._restore_ownership(self._storage)
         finally:
             super().close()
+            new = dict.fromkeys(self._buckets.iterdir() if self._buckets.is_dir() else (), 0o700)
+            for folder, mode in (new | self._modes).items():
+                with contextlib.suppress(OSError):  # it is another user's
+                    if folder.is_dir() and not folder.is_symlink():
+                        folder.chmod(mode)
 
     def _start_storage(self) -> Container:
         from trainyard_jobs.rehearsal import certificates  # imports cryptography, an optional dependency
@@ -238,9 +250,9 @@ class RehearsalSandbox(Sandbox):
         found = (bucket / mount.folder).resolve()
         if "/" in mount.bucket or mount.bucket == ".." or not found.is_relative_to(bucket):
             raise UserError(f"the volume at {mount.path}: {mount.bucket}/{mount.folder} is not a folder of a bucket")
-        for one in reversed([one for one in (found, *found.parents) if not one.exists()]):
-            one.mkdir(exist_ok=True)
-            one.chmod(0o777)  # the images run as another user
+        for one in reversed([found, *found.parents]):
+            if one.is_relative_to(bucket) and not (mount.read_only and one.exists()):
+                self._open(one)
         return docker.types.Mount(mount.path, str(found), type="bind", read_only=mount.read_only)
 
     def _files_of(self, replica: Replica) -> bytes:
