@@ -7,8 +7,8 @@
 # Environment:  DOCKER_HOST, DOCKER_CONTEXT, DOCKER_CONFIG
 #                                      as for every Docker client; a remote engine is only checked
 #               TRAINYARD_SETUP        the command that runs this, for messages    [make setup]
-#               TRAINYARD_SYSROOT      folder with the run/ and var/run/ of the host, for tests   [/]
-#               TRAINYARD_STATE        folder for apt lists, the engine's log      [/var/lib/trainyard]
+#               TRAINYARD_SYSROOT      folder with the run/, var/run/ and etc/ of the host, for tests   [/]
+#               TRAINYARD_STATE        folder for apt lists, the engine's log, undo-setup  [/var/lib/trainyard]
 # Exit status:  0 an engine answers · 1 none can be installed (one line says what to do)
 set -Eeuo pipefail
 
@@ -30,7 +30,7 @@ fi
 
 if have docker && [ -z "${DOCKER_HOST:-}" ]; then
   context=$(docker context inspect --format '{{.Name}}: {{.Endpoints.docker.Host}}' 2>&1 | tail -n 1) || true
-  case $context in "" | default:*) ;; *) die "no engine answers in the Docker context ($context): start it, or run 'docker context use default'" ;; esac
+  case $context in default:*) ;; *://* | *"not found"*) die "no engine answers in the Docker context ($context): start it, or run 'docker context use default'" ;; esac
 fi
 if [ -z "${DOCKER_HOST:-}" ] && [ -S "$socket" ] && [ ! -w "$socket" ]; then
   die "the engine's socket $socket is not open to $(id -un): join the group 'docker', or run this as root"
@@ -72,10 +72,26 @@ EOF
                -o "Dir::Etc::PreferencesParts=$state/apt/preferences.d")
 }
 
+installed() { dpkg-query -W -f '${Package}\n' | sort -u; }
+
+# Writes the commands that undo an installation; arguments: the packages from before, the file that was written.
+write_undo() {
+  local undo=$state/undo-setup
+  mkdir -p "$state"
+  cat >"$undo" <<EOF
+# Undoes what '$setup' did on $(date +%F). Images stay in /var/lib/docker and /var/lib/containerd; the rules that dockerd
+# added to the firewall (iptables) stay until the host restarts.
+[ -d /run/systemd/system ] || kill "\$(cat /run/docker.pid)"
+apt-get remove -y $(comm -13 <(echo "$1") <(installed) | paste -sd ' ')
+${2:+rm -f $2}
+EOF
+  say "the engine opens the firewall for its containers; apt updates ${3:-its packages}; 'sh $undo' removes what was installed"
+}
+
 install_engine() {
-  local distribution version
-  distribution=$(. /etc/os-release && printf '%s' "${ID:-}")
-  version=$(. /etc/os-release && printf '%s' "${VERSION_ID:-}")
+  local distribution version before written= updates=
+  distribution=$(. "${TRAINYARD_SYSROOT:-}/etc/os-release" && printf '%s' "${ID:-}")
+  version=$(. "${TRAINYARD_SYSROOT:-}/etc/os-release" && printf '%s' "${VERSION_ID:-}")
   local packages=(docker.io docker-buildx iptables)
   have docker || packages+=(docker-cli)
   case "$distribution:$version" in
@@ -84,6 +100,7 @@ install_engine() {
     ubuntu:*) packages=(docker.io docker-buildx iptables) ;;  # Ubuntu's docker.io carries the client
     *) die "no Docker engine answers, and ${distribution:-this system} is neither Debian nor Ubuntu: $install_by_hand" ;;
   esac
+  before=$(installed)
   say "installing ${packages[*]} (this changes no package that is installed already)"
   apt-get "${apt_options[@]}" -qq update >&2 || die "apt-get update failed: correct the apt sources, then run this again"
   if [ "$distribution:$version" = debian:12 ]; then
@@ -92,14 +109,19 @@ install_engine() {
       case $package in docker*) pinned+=("$package/trixie") ;; *) pinned+=("$package") ;; esac
     done
     packages=("${pinned[@]}")
+    updates="none of those from Debian 13: for security updates, undo this and install again, or upgrade the host"
   fi
   # No engine, so no configuration of one to respect: the containerd image store is what zstd and provenance need.
-  if [ ! -e /etc/docker/daemon.json ]; then
-    mkdir -p /etc/docker
-    printf '{"features": {"containerd-snapshotter": true}}\n' >/etc/docker/daemon.json
+  local configuration=${TRAINYARD_SYSROOT:-}/etc/docker/daemon.json
+  if [ ! -e "$configuration" ]; then
+    mkdir -p "${configuration%/*}"
+    printf '{"features": {"containerd-snapshotter": true}}\n' >"$configuration"
+    written=$configuration
+    say "wrote $configuration"
   fi
   apt-get "${apt_options[@]}" -qq -y --no-install-recommends --no-upgrade install "${packages[@]}" >&2 \
     || die "apt-get install ${packages[*]} failed (see above): $install_by_hand"
+  write_undo "$before" "$written" "$updates"
 }
 
 # A host without an init system (a container, a CI machine) needs dockerd to be started directly.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,40 @@ def test_setup_starts_the_engine_that_is_installed(host: Path, trainyard: Comman
     assert calls(host) == ["dockerd"]
     assert trainyard("setup")[0] == 0
     assert calls(host) == ["dockerd"], "an engine answers"
+
+
+def test_setup_says_what_it_changes_and_how_to_undo_it(
+    host: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an apt-get that installs an engine, and no configuration of one before."""
+    programs = (
+        "awk bash cat comm cp date dirname env grep head mkdir nohup paste rm sed seq setsid sh sleep sort tail tr"
+    )
+    for name in programs.split():
+        (host / "bin" / name).symlink_to(str(shutil.which(name)))
+    (host / "bin" / "dockerd").rename(host / "dockerd")
+    (host / "bin" / "docker").write_text(f"#!/bin/sh\ntest -e {host}/calls && grep -q dockerd {host}/calls\n")
+    (host / "packages").write_text("libc6\n")
+    (host / "etc").mkdir()
+    (host / "etc" / "os-release").write_text("ID=debian\nVERSION_ID=13\n")
+    (host / "bin" / "dpkg-query").write_text(f"#!/bin/sh\ncat {host}/packages\n")
+    (host / "bin" / "dpkg-query").chmod(0o755)
+    (host / "bin" / "apt-get").write_text(
+        f'#!/bin/sh\ncase "$*" in *" install "*) cp {host}/dockerd {host}/bin/; '
+        f"printf 'docker.io\\nrunc\\n' >>{host}/packages ;; esac\n"
+    )
+    monkeypatch.setenv("PATH", str(host / "bin"))
+    status, _, err = trainyard("setup")
+    assert status == 0, err
+    written, undo = host / "etc" / "docker" / "daemon.json", host / "state" / "undo-setup"
+    assert f"engine: wrote {written}\n" in err and f"'sh {undo}' removes what was installed\n" in err
+    assert "the engine opens the firewall for its containers; apt updates its packages; " in err
+    commands = [line for line in undo.read_text().splitlines() if not line.startswith("#")]
+    assert commands == [
+        '[ -d /run/systemd/system ] || kill "$(cat /run/docker.pid)"',
+        "apt-get remove -y docker.io runc",
+        f"rm -f {written}",
+    ]
 
 
 def test_setup_installs_what_only_root_can_install(host: Path, trainyard: Command) -> None:
