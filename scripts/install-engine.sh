@@ -72,24 +72,10 @@ EOF
                -o "Dir::Etc::PreferencesParts=$state/apt/preferences.d")
 }
 
-installed() { dpkg-query -W -f '${Package}\n' | sort -u; }
-
-# Writes the commands that undo an installation; arguments: the packages from before, the file that was written.
-write_undo() {
-  local undo=$state/undo-setup
-  mkdir -p "$state"
-  cat >"$undo" <<EOF
-# Undoes what '$setup' did on $(date +%F). Images stay in /var/lib/docker and /var/lib/containerd; the rules that dockerd
-# added to the firewall (iptables) stay until the host restarts.
-[ -d /run/systemd/system ] || kill "\$(cat /run/docker.pid)"
-apt-get remove -y $(comm -13 <(echo "$1") <(installed) | paste -sd ' ')
-${2:+rm -f $2}
-EOF
-  say "the engine opens the firewall for its containers; apt updates ${3:-its packages}; 'sh $undo' removes what was installed"
-}
+installed() { dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' | sed -n 's/^ii //p' | sort -u; }
 
 install_engine() {
-  local distribution version before written= updates=
+  local distribution version before written= updates='its packages' undo=$state/undo-setup
   distribution=$(. "${TRAINYARD_SYSROOT:-}/etc/os-release" && printf '%s' "${ID:-}")
   version=$(. "${TRAINYARD_SYSROOT:-}/etc/os-release" && printf '%s' "${VERSION_ID:-}")
   local packages=(docker.io docker-buildx iptables)
@@ -116,12 +102,19 @@ install_engine() {
   if [ ! -e "$configuration" ]; then
     mkdir -p "${configuration%/*}"
     printf '{"features": {"containerd-snapshotter": true}}\n' >"$configuration"
-    written=$configuration
-    say "wrote $configuration"
+    written="rm -f $configuration"
   fi
   apt-get "${apt_options[@]}" -qq -y --no-install-recommends --no-upgrade install "${packages[@]}" >&2 \
     || die "apt-get install ${packages[*]} failed (see above): $install_by_hand"
-  write_undo "$before" "$written" "$updates"
+  mkdir -p "$state"
+  cat >"$undo" <<EOF
+# Undoes what '$setup' did on $(date +%F). Images stay in /var/lib/docker and /var/lib/containerd; the rules that dockerd
+# added to the firewall (iptables) stay until the host restarts.
+[ -d /run/systemd/system ] || kill "\$(cat /run/docker.pid)"
+apt-get remove -y $(comm -13 <(echo "$before") <(installed) | paste -sd ' ')
+$written
+EOF
+  say "dockerd opens the firewall for containers; apt updates $updates; 'sh $undo' removes what was installed"
 }
 
 # A host without an init system (a container, a CI machine) needs dockerd to be started directly.

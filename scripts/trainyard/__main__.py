@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -17,9 +16,7 @@ def main() -> NoReturn:
 
     status = cli.run(sys.argv[1:])
     if status == cli.INTERRUPTED:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        os._exit(status)  # Python itself would wait for the threads of trainyard.common.threads
+        os._exit(status)  # Python would wait for trainyard.oci.transport.Threads
     sys.exit(status)
 
 

@@ -226,7 +226,7 @@ def test_on_a_host_that_never_pushed_it_is_found_within_nine_requests(
 ) -> None:
     """As in a new clone: neither the challenge of the registry nor the image are known."""
     pushes.forget(state_folder() / "mine", f"{address}/trainyard")
-    for path in (state_folder() / "registries").iterdir():
+    for path in (state_folder() / "registries").glob("[!.]*"):
         path.unlink()
     edit(root)
     made = code_push.push(spec, address)
@@ -693,7 +693,7 @@ def test_an_interrupted_upload_leaves_no_tag(
 def test_a_registry_that_moved_its_tokens_is_asked_again(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
-    file = next((state_folder() / "registries").iterdir())
+    file = next((state_folder() / "registries").glob("[!.]*"))
     assert "scope" not in file.read_text()
     file.write_text('Bearer realm="http://127.0.0.1:9/token",service="old"')
     edit(root)

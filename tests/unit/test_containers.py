@@ -119,7 +119,7 @@ def test_a_container_has_limits_which_its_caller_may_set(engine: Engine) -> None
     with Sandbox("test") as sandbox:
         sandbox.create("image", None)
         limits = (engine.given["pids_limit"], engine.given["log_config"].config, engine.given["mem_limit"])
-        assert limits == (16_384, {"max-size": "256m"}, 9 << 30)
+        assert limits == (16_384, {"max-size": "64m"}, 9 << 30)
         sandbox.create("image", None, mem_limit=1 << 30)
         assert engine.given["mem_limit"] == 1 << 30
 

@@ -103,21 +103,23 @@ def test_setup_says_what_it_changes_and_how_to_undo_it(
         (host / "bin" / name).symlink_to(str(shutil.which(name)))
     (host / "bin" / "dockerd").rename(host / "dockerd")
     (host / "bin" / "docker").write_text(f"#!/bin/sh\ntest -e {host}/calls && grep -q dockerd {host}/calls\n")
-    (host / "packages").write_text("libc6\n")
+    (host / "packages").write_text("ii libc6\nrc runc\n")
     (host / "etc").mkdir()
     (host / "etc" / "os-release").write_text("ID=debian\nVERSION_ID=13\n")
     (host / "bin" / "dpkg-query").write_text(f"#!/bin/sh\ncat {host}/packages\n")
     (host / "bin" / "dpkg-query").chmod(0o755)
     (host / "bin" / "apt-get").write_text(
         f'#!/bin/sh\ncase "$*" in *" install "*) cp {host}/dockerd {host}/bin/; '
-        f"printf 'docker.io\\nrunc\\n' >>{host}/packages ;; esac\n"
+        f"printf 'ii docker.io\\nii runc\\n' >>{host}/packages ;; esac\n"
     )
     monkeypatch.setenv("PATH", str(host / "bin"))
     status, _, err = trainyard("setup")
     assert status == 0, err
     written, undo = host / "etc" / "docker" / "daemon.json", host / "state" / "undo-setup"
-    assert f"engine: wrote {written}\n" in err and f"'sh {undo}' removes what was installed\n" in err
-    assert "the engine opens the firewall for its containers; apt updates its packages; " in err
+    said = (
+        f"dockerd opens the firewall for containers; apt updates its packages; 'sh {undo}' removes what was installed"
+    )
+    assert f"engine: {said}\n" in err and "containerd-snapshotter" in written.read_text()
     commands = [line for line in undo.read_text().splitlines() if not line.startswith("#")]
     assert commands == [
         '[ -d /run/systemd/system ] || kill "$(cat /run/docker.pid)"',

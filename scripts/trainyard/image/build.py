@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 #: BuildKit's output, in the folder of a target.
 _LOG = "build.log"
 
+#: Start of the names of variables with the secrets of a build. Files would stay behind a process that is killed.
+_SECRET = f"{settings.PREFIX}SECRET_"
+
 #: Compression -> its attributes of BuildKit's exporters (https://docs.docker.com/build/exporters/image-registry/).
 #: zstd at level 3 packs tf-cpu to 403 MB, at level 1, the fastest, to 433 MB (`make sizes`, 2026-11).
 COMPRESSIONS = {
@@ -195,7 +198,7 @@ def bake_arguments(
         cache: repository at a registry to import the build cache from and to export it to.
         name: reference of the image; the plan's candidate if empty.
         provenance: whether to add a provenance attestation, which makes the result an image index.
-        secrets: ids of secrets of the Dockerfile that :func:`_variable` has; besides the CA bundle and the index.
+        secrets: ids of secrets of the Dockerfile, whose texts are in variables; besides the CA bundle and the index.
     """
     name = name or plan.candidate
     target = plan.spec.bake_name
@@ -204,7 +207,7 @@ def bake_arguments(
     sets["output"] = _output(name, compression, plan.spec.context)
     sets["tags"] = name  # overrides the tags of the bake file
     given = [f"id=ca,src={bundle}"] if (bundle := settings.ca_bundle()) else []
-    given += [*(f"id={id_},env={_variable(id_)}" for id_ in secrets), *package_index.secrets(plan.index)]
+    given += [*(f"id={id_},env={_SECRET}{id_}" for id_ in secrets), *package_index.secrets(plan.index)]
     sets["dockerfile"] = dockerfile.from_root(plan.spec.dockerfile(plan.index))
     arguments = [word for secret in given for word in ("--set", f"{target}.secrets={secret}")]
     if cache:
@@ -214,11 +217,6 @@ def bake_arguments(
         arguments += ["--set", f"{target}.{name}={value}"]
     arguments += [f"--provenance={'mode=max' if provenance else 'false'}", "--sbom=false"]
     return [*arguments, *(["--no-cache"] if no_cache else []), target]
-
-
-def _variable(secret: str) -> str:
-    """Return the variable of the building process that holds a secret: a file could stay behind."""
-    return f"{settings.PREFIX}SECRET_{secret.upper().replace('-', '_')}"
 
 
 def _output(name: str, compression: str, context: Context) -> str:
@@ -382,7 +380,7 @@ def _build(
     if own:
         bake_file.write_text(dockerfile.bake([spec], bases), encoding="utf-8")
     secrets = workspace_files.secrets(spec)
-    variables = {_variable(name): text for name, text in secrets.items()}
+    variables = {f"{_SECRET}{id_}": text for id_, text in secrets.items()}
     file = f"--file={bake_file}"
     arguments = [file, *bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)]
     steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)

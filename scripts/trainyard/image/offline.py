@@ -64,7 +64,10 @@ def _record(spec: Spec) -> Path:
 def _layout(state: Path, reference: str, architecture: Architecture) -> Path:
     """The OCI layout of a base image that was fetched."""
     name = reference.replace("/", "_").replace(":", "_").replace("@", "_")
-    return state / "bases" / f"{name}-{architecture.name}"
+    folder = state / "bases" / f"{name}-{architecture.name}"
+    if not folder.exists() and (earlier := Path(f"{folder}.old")).exists():  # keep() was killed
+        earlier.rename(folder)
+    return folder
 
 
 def keep(spec: Spec, sources: Sources) -> None:
@@ -79,11 +82,14 @@ def keep(spec: Spec, sources: Sources) -> None:
         folder = _layout(spec.context.state, reference, architecture)
         own(folder.parent)
         docker_engine.pull(reference, architecture)
-        partial = folder.with_suffix(".new")
+        partial, earlier = Path(f"{folder}.new"), Path(f"{folder}.old")
         shutil.rmtree(partial, ignore_errors=True)
         working_directory.write(reference, partial, architecture)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(earlier, ignore_errors=True)
+        if folder.exists():
+            folder.rename(earlier)
         partial.rename(folder)
+        shutil.rmtree(earlier, ignore_errors=True)
     path = _record(spec)
     own(path.parent)
     path.write_text(sources.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -50,17 +50,12 @@ _TRANSIENT_ERRORS = re.compile(
 #: Seconds before a build that failed with a transient error is started again, so that the other build gets further.
 _PAUSES = (1, 5)
 
-
-def _limits(log: str) -> dict[str, Any]:
-    return {"pids_limit": 16_384, "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": log})}
-
-
 #: Limits of every container: processes and threads, of which a training on many cores has thousands, and its log on the
 #: engine's disk, of which the end is kept.
-LIMITS = _limits("256m")
+LIMITS = {"pids_limit": 16_384, "log_config": LogConfig(type=LogConfig.types.JSON, config={"max-size": "64m"})}
 
 #: Options of a container that looks into an image, whatever the programs of the image do.
-LOOKING = {"network_mode": "none", "read_only": True, "mem_limit": 4 << 30, **_limits("64m")}
+LOOKING: dict[str, Any] = {"network_mode": "none", "read_only": True, "mem_limit": 4 << 30, **LIMITS}
 
 #: Seconds until a program that looks into an image is given up: 5 for 2 GB of packages on 2 cores (2026-11).
 _SECONDS = 300
@@ -240,13 +235,10 @@ def digest_of(reference: str) -> str | None:
 
 
 def run(reference: str, program: str, words: Sequence[str], purpose: str, **options: Any) -> tuple[int, bytes, bytes]:
-    """Run a program of a local image without a network and on a read-only file system, whatever the program does.
+    """Return the exit status, stdout and stderr (64 MB at most) of a program in a local image, whatever it does.
 
     Args:
-        purpose: see :func:`resource_labels`.
-        options: of ``docker.containers.create``.
-    Returns:
-        Its exit status, and what it wrote to stdout and stderr, at most 64 MB.
+        purpose: see :func:`resource_labels`; ``options``: of ``docker.containers.create``, besides :data:`LOOKING`.
     Raises:
         docker.errors.APIError: the image has no such program.
         StepFailed: it does not end.
@@ -259,10 +251,8 @@ def run(reference: str, program: str, words: Sequence[str], purpose: str, **opti
         try:
             status = int(container.wait(timeout=_SECONDS)["StatusCode"])
             return status, container.logs(stderr=False), container.logs(stdout=False)
-        except requests.exceptions.RequestException:
+        except (requests.exceptions.RequestException, docker.errors.NotFound):  # or it was removed
             raise StepFailed(f"{reference}: its {program} does not end: given up after {_SECONDS} s") from None
-        except docker.errors.NotFound:
-            raise StepFailed(f"{reference}: the container that looked into it was removed") from None
     finally:
         with contextlib.suppress(docker.errors.NotFound):
             container.remove(force=True, v=True)

@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -115,6 +116,13 @@ class _Adapter(requests.adapters.HTTPAdapter):
         if not issubclass(pool.ConnectionCls, _Timed):  # each pool is kept
             pool.ConnectionCls = type("Timed", (_Timed, pool.ConnectionCls), {})
         return pool
+
+
+class Threads(ThreadPoolExecutor):
+    """Run functions that wait for a registry: after Ctrl-C, neither the context nor ``__main__`` waits for them."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.shutdown(wait=kind is not KeyboardInterrupt, cancel_futures=kind is KeyboardInterrupt)
 
 
 class Session(requests.Session):

@@ -54,8 +54,7 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
                 f"another command holds the lock {min(used)} of {context.state}: run this when it has ended"
             )
         removed = leftovers()
-        making = [name.removeprefix("candidate-") for name in busy]
-        kept = {f"{NAME}:{name}{suffix}" for name in making for suffix in TEMPORARY_SUFFIXES}
+        kept = {f"{NAME}:{name.removeprefix('candidate-')}{suffix}" for name in busy for suffix in TEMPORARY_SUFFIXES}
         removed += _remove_tags(docker_engine.images(), "" if everything else TEMPORARY_SUFFIXES, kept)
         if everything:
             folders = [one for one in context.state.iterdir() if one.is_dir()] if context.state.is_dir() else []
@@ -64,7 +63,7 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
         for folder in folders:
             if (folder / state.MARKER).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
-            elif folder.is_dir() and folder.name != state.LOCKS:
+            elif folder.is_dir() and folder.name != "locks":
                 logger.info(f"kept {folder}: Trainyard did not make it")
     if cache:
         try:

@@ -25,12 +25,12 @@ from typing import IO, Any
 import zstandard
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.threads import Threads
 from trainyard.image import plan
 from trainyard.oci import image_index
 from trainyard.oci.documents import descriptor, hashed
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.oci.statements import rfc_3339
+from trainyard.oci.transport import Threads
 from trainyard.release import pushed_code
 from trainyard.release.pushed_code import Image
 from trainyard.spec import lock, model

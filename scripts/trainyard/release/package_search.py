@@ -18,12 +18,11 @@ from packaging.version import InvalidVersion, Version
 from rich.table import Column, Table
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.threads import Threads
 from trainyard.oci import attached_sbom, image_index, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.oci.transport import MAX_CONNECTIONS
+from trainyard.oci.transport import MAX_CONNECTIONS, Threads
 from trainyard.spec.naming import is_immutable
 
 #: Names of PyPI and of Debian (Debian Policy 5.6.7), which also contain ``+``.

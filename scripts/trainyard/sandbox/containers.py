@@ -8,7 +8,6 @@ Nothing needs a port of the host, so that all of it runs on a laptop, in CI, in 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import re
@@ -67,11 +66,6 @@ class Sandbox:
         self._network, self._internal = network, internal
         self._labels = docker_engine.resource_labels(self.name)
 
-    @functools.cached_property
-    def _memory(self) -> int:
-        """Return the bytes of memory that a container may use: the engine's machine keeps a tenth."""
-        return int(docker_engine.client().info().get("MemTotal") or 0) * 9 // 10
-
     def __enter__(self) -> Self:
         docker_engine.client()
         try:
@@ -120,6 +114,7 @@ class Sandbox:
             options: of ``docker.containers.create``; they may replace :data:`trainyard.oci.docker_engine.LIMITS`.
         """
         client = docker_engine.client()
+        memory = int(client.info().get("MemTotal") or 0) * 9 // 10  # the engine's machine keeps a tenth
         network = self._network or self.name
         if aliases:
             endpoint = client.api.create_endpoint_config(aliases=list(aliases))
@@ -130,7 +125,7 @@ class Sandbox:
             name=f"{self.name}-{name}" if name else None,
             network=network,
             labels=self._labels,
-            **{**docker_engine.LIMITS, "mem_limit": self._memory, **options},
+            **{**docker_engine.LIMITS, "mem_limit": memory, **options},
         )
         if files:
             container.put_archive("/", files)

@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 #: folder that has the user's own files, too.
 MARKER = ".trainyard"
 
-#: The folder of the lock files, which stay: a command may hold one.
-LOCKS = "locks"
-
 #: Images per target whose results are kept, the last recorded ones: about 70 KB each, most of it provenance.
 KEPT = 50
 
@@ -172,7 +169,7 @@ def locked(state: Path) -> Iterator[set[str]]:
     """Hold all locks of a state folder that no other process holds, and yield the names of those that others hold."""
     busy = set()
     with contextlib.ExitStack() as held:
-        for file in sorted((state / LOCKS).glob("*.lock")):
+        for file in sorted((state / "locks").glob("*.lock")):
             try:
                 held.enter_context(filelock.FileLock(file, blocking=False))
             except filelock.Timeout:
@@ -189,7 +186,7 @@ def file_lock(state: Path, name: str, waiting: str = "") -> Iterator[None]:
         name: of the lock, part of a file's name.
         waiting: what to print if another process holds it.
     """
-    folder = state / LOCKS
+    folder = state / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / f"{name}.lock", is_singleton=True)
     try:
