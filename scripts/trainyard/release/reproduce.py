@@ -245,7 +245,8 @@ def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], li
         StepFailed: a build failed.
     """
     require_space(spec)
-    builds = [build_once(spec, number, compression) for number in (1, 2)]
+    with state.candidate_lock(spec.kept):  # or `clean` would remove its images
+        builds = [build_once(spec, number, compression) for number in (1, 2)]
     return builds, compare(*builds)
 
 
