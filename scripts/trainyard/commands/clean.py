@@ -24,8 +24,8 @@ GROUP = "shell"
 def command(context: Context, target: str | None, everything: bool, cache: bool, as_json: bool) -> None:
     """Remove containers, networks and volumes that interrupted runs left, and images that passed no test.
 
-    With TARGET, also that target's images and records. What a running process uses is kept, as are images that a command
-    with the same state folder makes, and files in that folder that Trainyard did not make.
+    With TARGET, also that target's images and records. What a running process uses is kept, as are images that a
+    command with the same state folder makes, and files in that folder that Trainyard did not make.
     """
     from trainyard.common import console
     from trainyard.project import clean

@@ -250,8 +250,7 @@ def record(kept: Path, step: Step, digest: str, facts: Mapping[str, Any]) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".new")
         temporary.write_text(text, encoding="utf-8")
-        # Later than all others, whatever the clock says: it may have been put back. The kernel itself takes the time of
-        # its last tick, up to 10 ms ago: two results could have the same one.
+        # Later than all others: the clock may have been put back, and the kernel takes the time of its last tick.
         now = max(time.time_ns(), *(_modified(folder) + 1 for folder in (kept / "results").iterdir()))
         os.utime(temporary, ns=(now, now))
         temporary.replace(path)
@@ -301,8 +300,8 @@ def passed(kept: Path) -> BuildResult | None:
 
 def when(kept: Path, step: Step, digest: str) -> str:
     """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
-    # Of the inode, since that of the file's content is later than those of other results, not what the clock said.
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(_path(kept, step, digest).stat().st_ctime))
+    recorded = _path(kept, step, digest).stat().st_ctime  # the time of the content is only later than others
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(recorded))
 
 
 def require(kept: Path, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:
