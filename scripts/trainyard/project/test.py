@@ -40,7 +40,6 @@ def run(suite: str | None, arguments: list[str], *, require: str = "", big: bool
     mine = {f"{settings.PREFIX}{name}" for name in ("SUITE", "ARGS", "REQUIRE", "ALL", "PART")}
     environment = {name: value for name, value in settings.environment().items() if name not in mine}
     command = [sys.executable, "-m", "tests.suites", *options, *arguments]
-    sys.stdout.flush()
     os.chdir(root)
     os.execve(command[0], command, environment)
 
