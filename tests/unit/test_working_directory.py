@@ -194,7 +194,7 @@ def test_a_base_is_replaced_by_a_build_context_that_is_written_once(
     )
     assert working_directory.context(state_folder(), "debian", AMD64) == address
     assert len(saved) == 1
-    assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == ["0123-amd64-in-workspace"]
+    assert [path.name for path in (tmp_path / "state" / "bases").glob("[!.]*")] == ["0123-amd64-in-workspace"]
 
 
 def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(
@@ -221,7 +221,9 @@ def test_a_layout_that_was_not_finished_is_written_again(
     engine_has(interrupted)
     with pytest.raises(KeyboardInterrupt):
         working_directory.context(state_folder(), "debian", AMD64)
-    assert list((tmp_path / "state" / "bases").iterdir()) == [], "an interrupt leaves nothing behind"
+    assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == [".trainyard"], (
+        "an interrupt leaves nothing behind"
+    )
     engine_has(in_an_index)
     address = working_directory.context(state_folder(), "debian", AMD64)
     assert address is not None and Path(address.removeprefix("oci-layout://").partition("@")[0]).is_dir()
