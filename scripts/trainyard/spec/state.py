@@ -300,8 +300,8 @@ def passed(kept: Path) -> BuildResult | None:
 
 def when(kept: Path, step: Step, digest: str) -> str:
     """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
-    recorded = _path(kept, step, digest).stat().st_ctime  # the time of the content is only later than others
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(recorded))
+    path = _path(kept, step, digest)  # the time of whose content is only later than that of others
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_ctime if path.exists() else 0))
 
 
 def require(kept: Path, digest: str, *steps: Step, made_by: str = "") -> dict[str, Any]:
