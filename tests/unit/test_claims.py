@@ -296,6 +296,7 @@ def test_a_rule_with_a_note_is_a_warning() -> None:
     [
         ({"level": "started", "writes_output": False, "seconds_to_stop": 0.0}, ["started", "stop"]),
         ({"level": "ran", "writes_output": True}, ["output", "ran", "started"]),
+        ({"level": "environment", "accuracy": 98.9}, ["accuracy", "environment"]),
         (
             {"level": "trained", "accuracy": 98.9, "resumed_from": 43, "seconds_to_stop": 0.3},
             ["accuracy", "ran", "resume", "started", "stop", "trained"],

@@ -100,6 +100,32 @@ def test_the_image_is_its_parent_with_additions(write: Write) -> None:
     assert "mnist" in found.trainer_commands()
 
 
+@pytest.mark.parametrize(
+    ("pyproject", "licence"),
+    [
+        ('[project]\nname = "x"\nlicense = "mit OR AGPL-3.0-only"\n', "MIT OR AGPL-3.0-only"),
+        ('[project]\nname = "x"\nlicense = "LicenseRef-Own"\n', "LicenseRef-Own"),
+        ('[project]\nname = "x"\nlicense = "BSD"\n', None),
+        ('[project]\nname = "x"\nlicense = {file = "LICENSE"}\n', None),
+        ('[project]\nname = "x"\nlicense = {text = "MIT"}\n', None),
+        ('[project]\nname = "x"\n', None),
+        ("[tool.x]\n", None),
+        ("license\n", None),
+        (None, None),
+    ],
+)
+def test_the_licence_is_that_of_the_repository_or_none(
+    write: Write, pyproject: str | None, licence: str | None
+) -> None:
+    folder = write("extends: cpu\nrequirements: [einops]\n").parent
+    (folder / "LICENSE").write_text("MIT License\n", encoding="utf-8")
+    (folder / "pyproject.toml").unlink(missing_ok=True)
+    if pyproject is not None:
+        (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    assert plan.labels(model.load(None)).get("org.opencontainers.image.licenses") == licence
+    assert plan.labels(model.load("cpu"))["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
 @pytest.mark.parametrize("args", ["[--epochs, 1, --lr, 0.1]", "--epochs 1 --lr 0.1", "['--epochs', '1', --lr, '0.1']"])
 def test_arguments_may_be_numbers_or_one_text(write: Write, args: str) -> None:
     write(f"extends: cpu\nrun: python train.py\nsmoke:\n  args: {args}\n")
@@ -123,9 +149,11 @@ def test_the_label_says_how_far_the_code_is_tested(write: Write, smoke: str, lev
 
 
 def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> None:
+    """It is not the code that they show to train: that would be a level which nothing of the repository has reached."""
     write("extends: cpu\nrequirements: [einops]\n")
     found = model.load(None)
-    assert found.level == "trained"
+    assert plan.labels(found)["io.trainyard.tested"] == "environment"
+    assert plan.labels(model.load("cpu"))["io.trainyard.tested"] == "trained"
     assert found.trainers.default == "mnist"
     assert found.workspace.document.code == []
 

@@ -223,6 +223,38 @@ def test_a_requirement_without_a_name_may_provide_anything(repository: Repositor
     assert check.check(repository("python train.py", files, "requirements: requirements.txt\n")).notes == []
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "noted"),
+    [
+        ("setup.py", "from setuptools import setup\nsetup(name='x', ext_modules=extensions())\n", ":2: ext_modules"),
+        ("setup.py", "import setuptools\nsetuptools.setup(\n    ext_modules=[CUDAExtension('a', ['b.cu'])],\n)\n",
+         ":3: ext_modules"),
+        ("setup.py", "from setuptools import setup\nsetup(name='mine', rust_extensions=[RustExtension('a')])\n",
+         ":2: rust_extensions"),
+        ("setup.py", "from setuptools import setup\nsetup(name='mine', ext_modules=[], cffi_modules=None)\n", ""),
+        ("setup.py", "from setuptools import setup\nsetup(**settings())  # what they are is not known\n", ""),
+        ("pyproject.toml", '[build-system]\nbuild-backend = "maturin"\n', ":2: maturin"),
+        ("pyproject.toml", '[build-system]\nbuild-backend = "scikit_build_core.build"\n',
+         ":2: scikit_build_core.build"),
+        ("pyproject.toml", '[build-system]\nbuild-backend = "mesonpy"\n', ":2: mesonpy"),
+        ("pyproject.toml", '[build-system]\nbuild-backend = "setuptools.build_meta"\n', ""),
+    ],
+)  # fmt: skip
+def test_an_extension_of_the_repository_is_named_and_nothing_is_refused(
+    repository: Repository, file: str, text: str, noted: str
+) -> None:
+    found = check.check(repository("python train.py", {"train.py": "", file: text}))
+    said = ": extensions of the repository are not compiled for the image: publish its source distribution on an index"
+    assert [note.partition(", and name that")[0] for note in found.notes] == ([f"{file}{noted}{said}"] if noted else [])
+    assert not found.refused
+
+
+def test_an_extension_that_is_required_from_an_index_is_in_the_image(repository: Repository) -> None:
+    files = {"train.py": "", "setup.py": "from setuptools import setup\nsetup(name='My.Ops', ext_modules=made())\n"}
+    spec = repository("python train.py", files, "build: {sources: [my-ops==1.0]}\n")
+    assert check.check(spec).notes == []
+
+
 def test_packages_alone_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trainyard.yaml").write_text("extends: cpu\nname: mine\nrequirements: reqs.txt\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -229,8 +229,7 @@ def sha256_of(path: Path) -> str:
 def labels(spec: Spec) -> dict[str, str]:
     """The labels that the spec alone decides."""
     code = spec.device_code
-    return {
-        **spec.own_labels,
+    known = {
         **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),
         **({f"{LABELS}.supported-until": f"{spec.ends[0].day}"} if spec.ends else {}),
         **({f"{LABELS}.cuda": code.cuda, f"{LABELS}.driver": code.driver, f"{LABELS}.gpus": code.text} if code else {}),
@@ -241,7 +240,9 @@ def labels(spec: Spec) -> dict[str, str]:
         f"{LABELS}.accelerator": spec.accelerator,
         f"{LABELS}.tested": spec.level,
         f"{LABELS}.framework": f"{spec.framework.name}=={spec.version}",
+        **spec.own_labels,
     }
+    return {name: text for name, text in known.items() if text}
 
 
 def make_plan(

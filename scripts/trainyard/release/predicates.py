@@ -57,7 +57,7 @@ _METADATA = {
     "reproducible": "buildkit_reproducible",
 }
 
-#: Levels of the smoke test, in the order in which an image reaches them.
+#: Levels of the smoke test, in the order in which a command reaches them.
 _LEVELS = ("started", "ran", "trained")
 
 #: What else a smoke test found out -> the name of that test.
@@ -149,7 +149,7 @@ def verify(result: VerifyResult) -> Claim:
 def smoke(result: SmokeResult) -> Claim:
     """Claim how far an image was tested that passed the smoke test."""
     level = result.get("level")
-    reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ()
+    reached = _LEVELS[: _LEVELS.index(level) + 1] if level in _LEVELS else ["environment"] * (level == "environment")
     tested = {key for key, value in result.items() if value is not False}
     return _test_result("smoke", [*reached, *(test for key, test in _TESTS.items() if key in tested)])
 

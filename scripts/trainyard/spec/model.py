@@ -155,7 +155,7 @@ class Spec(_Document):
         lock: the content of its trainyard.lock, or why that cannot be used.
         context: of the command that it was loaded for.
         root: the folder whose commit the image has.
-        own_labels: those that images of the catalogue lack.
+        own_labels: those that images of the catalogue lack, or have with another value; the image has no empty one.
         lock_labels: label with the SHA-256 of the lock -> the build argument that has it.
         secrets: of the build: id -> name of the file.
     """
@@ -257,7 +257,7 @@ class Spec(_Document):
     @property
     def level(self) -> Level:
         """How far the smoke test tests the image: a trainer of the catalogue has to learn."""
-        return self.workspace.level if self.run else "trained"
+        return self.workspace.level if self.workspace.document.extends else "trained"
 
     def on(self, arch: str) -> Self:
         """Return the spec for another of its platforms."""
@@ -675,7 +675,11 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         lock=content,
         workspace=described,
         root=path.parent,
-        own_labels={f"{LABELS}.extends": parent.target, f"{LABELS}.config": described.config_hash},
+        own_labels={
+            f"{LABELS}.extends": parent.target,
+            f"{LABELS}.config": described.config_hash,
+            "org.opencontainers.image.licenses": described.licence,
+        },
         extends=parent,
         context=parent.context,
     )

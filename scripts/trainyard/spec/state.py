@@ -98,7 +98,7 @@ class SmokeResult(Result, total=False):
     """See :func:`trainyard.image.smoke_test.smoke`. What an image was not tested for is missing.
 
     Attributes:
-        level: how far the image was tested: started, ran or trained.
+        level: how far the image was tested (:data:`trainyard.spec.workspace.Level`).
         notes: what the run did that not every platform allows, a sentence each.
         command: the user's command, ``continued_from``: a file that it read when it was started again,
             ``writes_output``: whether it wrote to /output.

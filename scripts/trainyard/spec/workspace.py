@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from packaging.licenses import canonicalize_license_expression
 from packaging.requirements import InvalidRequirement
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trainyard.spec import markers
+from trainyard.common.errors import UserError
+from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
 from trainyard.spec.units import in_bytes
@@ -31,8 +34,9 @@ FOLDER = "/workspace"
 #: Name of the user's command among the trainers of image.json.
 COMMAND = "run"
 
-#: How far an image was tested, the least first: ``started`` it, ``ran`` it to its end, or saw that it ``trained``.
-Level = Literal["started", "ran", "trained"]
+#: How far an image was tested, the least first: a trainer of the catalogue trained in its ``environment``, which has no
+#: command of its own; its command ``started``, ``ran`` to its end, or ``trained``.
+Level = Literal["environment", "started", "ran", "trained"]
 
 #: Name of an environment variable, as shells and Dockerfiles know them.
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -232,14 +236,23 @@ class Workspace:
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
+    def licence(self) -> str:
+        """The SPDX expression of pyproject.toml (PEP 639); empty without: which one a text is would be a guess."""
+        try:
+            document = tomllib.loads(yaml_source.text(self.root / "pyproject.toml"))
+            return str(canonicalize_license_expression(document["project"]["license"]))
+        except (UserError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return ""
+
+    @property
     def level(self) -> Level:
         """How far the smoke test tests the code.
 
         A command without ``smoke`` is only started; one with ``expect`` or ``resume`` has shown that it trains.
         """
         smoke = self.document.smoke
-        if smoke is None:
-            return "started"
+        if smoke is None or not self.document.run:
+            return "started" if self.document.run else "environment"
         return "trained" if smoke.expect or smoke.resume else "ran"
 
 

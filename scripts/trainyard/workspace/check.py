@@ -121,6 +121,9 @@ def check(spec: RepositorySpec) -> Checked:
             if provided[0] and "" not in named:  # else nothing is locked, or a requirement has no name
                 _check_imports(found, spec, program, module, listed, named, named.union(*provided))
         with found.refusing():
+            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), named):
+                found.note(text)
+        with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)
     return found
 

@@ -11,7 +11,7 @@ import configparser
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ _NEEDED = {
 }
 
 
+#: Keywords of ``setup()`` with extensions, of setuptools, setuptools-rust and cffi; build backends that compile.
+_EXTENSIONS = ("ext_modules", "rust_extensions", "cffi_modules")
+_COMPILING = ("maturin", "scikit_build_core", "mesonpy")
+
+
 def projects(workspace: Workspace) -> list[Project]:
     """Return the projects of the code: those of trainyard.yaml's folder and of each folder of ``code``, and the members
     of their uv workspace that they depend on (https://docs.astral.sh/uv/concepts/projects/workspaces/).
@@ -47,7 +52,7 @@ def projects(workspace: Workspace) -> list[Project]:
         UserError: a file has a mistake; the message names the line.
     """
     found: dict[Path, Project] = {}
-    waiting = _folders(workspace)
+    waiting = folders_of(workspace)
     while waiting:
         folder = waiting.pop(0)
         project = None if folder in found else read(folder)
@@ -57,7 +62,22 @@ def projects(workspace: Workspace) -> list[Project]:
     return list(found.values())
 
 
-def _folders(workspace: Workspace) -> list[Path]:
+def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Iterator[str]:
+    """Yield a line for each project that compiles C++, CUDA or Rust and is not ``installed`` (canonical names)."""
+    for folder in folders:
+        project, keywords = read(folder), setuptools_projects.keywords_of(folder / "setup.py")
+        backend = str(table(_toml(folder), "build-system").get("build-backend", ""))
+        file, word = folder / "setup.py", next(filter(keywords.get, _EXTENSIONS), "")
+        if backend.partition(".")[0] in _COMPILING:
+            file, word = folder / "pyproject.toml", backend
+        if word and not (project and canonicalize_name(project.name) in installed):
+            yield (
+                f"{where(file, word)}: {word}: extensions of the repository are not compiled for the image: publish "
+                "its source distribution on an index, and name that in 'build'"
+            )
+
+
+def folders_of(workspace: Workspace) -> list[Path]:
     """Return trainyard.yaml's folder and those of ``code``."""
     folders = [workspace.root, *((workspace.root / path).resolve() for path in workspace.document.code)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
@@ -65,7 +85,7 @@ def _folders(workspace: Workspace) -> list[Path]:
 
 def member_folders(workspace: Workspace) -> list[Path]:
     """Return folders of projects that ``code`` does not name and the code needs: members of its uv workspace."""
-    named = _folders(workspace)
+    named = folders_of(workspace)
     return [project.folder for project in projects(workspace) if project.folder not in named]
 
 
@@ -73,7 +93,7 @@ def import_roots(workspace: Workspace) -> list[Path]:
     """Return the folders that the code imports from, besides trainyard.yaml's own, which is always one."""
     known = {project.folder: project for project in projects(workspace)}
     roots = [root for project in known.values() if project.installed for root in project.import_roots]
-    for folder in _folders(workspace):
+    for folder in folders_of(workspace):
         if folder not in known:
             roots += build_backends.module_folders(folder, _toml(folder))
     return [root for root in dict.fromkeys(roots) if root != workspace.root]

@@ -35,7 +35,7 @@ def read(folder: Path) -> tuple[Project, tuple[str, ...], frozenset[str]]:
         UserError: setup.cfg cannot be read; the message names the line.
     """
     config = _config(folder / "setup.cfg")
-    keywords = _keywords(folder / "setup.py")
+    keywords = keywords_of(folder / "setup.py")
 
     def text(key: str, section: str = "metadata") -> str:
         value = config.get(section, key, fallback="").strip() or keywords.get(key)
@@ -82,8 +82,8 @@ def _config(path: Path) -> configparser.ConfigParser:
     return config
 
 
-def _keywords(path: Path) -> dict[str, object]:
-    """The keywords that ``setup()`` is called with, and their literal values."""
+def keywords_of(path: Path) -> dict[str, object]:
+    """Return the keywords that ``setup()`` is called with, and their values: an object of no type if computed."""
     tree, found = syntax_tree(path), dict[str, object]()
     for node in ast.walk(tree) if tree else ():
         called = node.func if isinstance(node, ast.Call) else None
