@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 #: The diff id of its layer, as exported by BuildKit 0.13 of Docker 26.1 (tests/image/test_code_layer.py).
-DIFF_ID = "sha256:d078471c45f22b5a028d18773bfe1a0e46fe5504f0e7584976272192ec65741c"
+DIFF_ID = "sha256:76382664e447fc002a42d10e1a4777729fb8bc4573aac5e8aaae6e9499a986d6"
 
 PYPROJECT = """\
 [project]
