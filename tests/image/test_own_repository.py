@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -101,6 +102,8 @@ def test_a_repository_is_run_pushed_edited_and_rehearsed(
     built = json.loads(mine.run("image", "--json"))
     labels = docker_engine.image(built["digest"], made_by="").labels
     assert (labels[f"{LABELS}.extends"], labels[f"{LABELS}.tested"]) == (repository.target, "trained")
+    if repository is own_repositories.SMALL:
+        assert labels["org.opencontainers.image.licenses"] == "MIT"
     assert repository.trained in mine.run("run", "--", *repository.arguments)
 
     pushed = json.loads(mine.run("push", f"--registry={mine.registry}", "--json"))
@@ -120,6 +123,19 @@ def test_a_repository_is_run_pushed_edited_and_rehearsed(
     assert report["status"] == "succeeded"
     log = "".join(one.read_text(encoding="utf-8") for one in (tmp_path / "rehearsed" / "logs").glob("*.log"))
     assert repository.edited in log and repository.trained in log
+
+
+def test_notebooks_get_an_environment_which_says_that_nothing_of_them_ran(user: Callable[[Repository], User]) -> None:
+    files = {"part1.ipynb": "{}", "requirements.txt": "torch\n", "LICENSE": "All rights reserved.\n"}
+    repository = dataclasses.replace(own_repositories.SMALL, name="notes", options=(), by_hand={}, files=files)
+    mine = user(repository)
+    described(mine, repository)
+    built = json.loads(mine.run("image", "--json"))
+    assert built["smoke"]["level"] == "environment"
+    labels = docker_engine.image(built["digest"], made_by="").labels
+    assert labels[f"{LABELS}.tested"] == "environment" and "org.opencontainers.image.licenses" not in labels
+    done = mine.call("push", f"--registry={mine.registry}")
+    assert done.returncode == 0 and "tested: environment" in done.stderr.splitlines(), done.stderr
 
 
 def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file(

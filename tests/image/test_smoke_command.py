@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import subprocess
@@ -50,11 +51,11 @@ def build(context: Path | bytes, *arguments: str) -> str:
     return done.stdout.decode().strip()
 
 
-def tar_of(files: dict[str, tuple[bytes, int]]) -> bytes:
-    """Files as the code's layer has them: of uid 1000 and group 0, which may write."""
+def tar_of(files: dict[str, tuple[bytes, int]], *more: str) -> bytes:
+    """Files, and ``more`` folders, as the code's layer has them: of uid 1000 and group 0, which may write."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        folders = sorted({str(parent) for name in files for parent in Path(name).parents} - {".", "opt"})
+        folders = sorted({str(parent) for name in files for parent in Path(name).parents} - {".", "opt"} | {*more})
         for name in folders:
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode, entry.uid = tarfile.DIRTYPE, 0o775, 1000
@@ -105,7 +106,7 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
         context = tar_of(
             {
                 "Dockerfile": (CODE.format(launcher=launcher_image).encode(), 0o644),
-                "files.tar": (tar_of(code), 0o644),
+                "files.tar": (tar_of(code, "data"), 0o644),
             }
         )
         tag = f"trainyard-test:smoke-{len(made)}"
@@ -142,7 +143,55 @@ def test_a_command_that_ignores_help_is_ended(make: Callable[..., Made], monkeyp
     monkeypatch.setattr(smoke_command, "HELP_SECONDS", 3)
     facts = passes(make("run: python3 train.py", **{"train.py": "import time\ntime.sleep(100)\n"}))
     assert facts["level"] == "started"
-    assert facts["notes"] == ["it ignores --help and was ended after 3 s"]
+    assert [note.rpartition(" after ")[0] for note in facts["notes"]] == ["it ignores --help and was ended"]
+
+
+def package(code: str) -> dict[str, str]:
+    """A repository whose program imports a framework, which has this code, from a folder of packages."""
+    return {"train.py": "import sys\n\nsys.path.append('lib/python3/site-packages')\nimport slow\n"
+            "while True:\n    pass\n", "lib/python3/site-packages/slow.py": code}  # fmt: skip
+
+
+ADDED = (
+    "Trainyard added --help, as trainyard.yaml has no smoke: write 'smoke: {args: [--epochs=1], expect: loss}' there"
+)
+
+
+def test_the_time_in_which_a_command_imports_does_not_count(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher, the interpreter and the imports take as long as they take; the clock is that of its own code."""
+    monkeypatch.setattr(smoke_command, "HELP_SECONDS", 2)
+    facts = passes(
+        make("run: bash train.sh", **{"train.sh": "python3 train.py", **package("import time; time.sleep(5)")})
+    )
+    (note,) = facts["notes"]
+    assert note.startswith("it ignores --help and was ended after ") and int(note.split()[-2]) >= 7
+    line = fails(make("run: python3 train.py", **package("import time; time.sleep(0)\nraise ValueError('--help')\n")))
+    assert line == f"lib/python3/site-packages/slow.py:2: ValueError: --help: {ADDED}, with arguments for a short run"
+
+
+def test_a_command_that_still_imports_has_not_started(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke_command, "IMPORT_SECONDS", 10)
+    line = fails(make("run: python3 train.py", **package("import time; time.sleep(90)")))
+    where = "trainyard.yaml:2: run: still importing at /workspace/train.py:4 after 10 s"
+    assert line == f"{where}: {ADDED}, with arguments for a short run"
+
+
+def test_a_program_without_python_that_ignores_help_is_ended_later(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smoke_command, "HELP_SECONDS", 1)
+    (note,) = passes(make("run: bash train.sh", **{"train.sh": "sleep 90\n"}))["notes"]
+    assert note.startswith("it ignores --help and was ended after ") and int(note.split()[-2]) >= 3
+
+
+def test_a_command_that_takes_help_for_a_value_is_told_what_was_added(make: Callable[..., Made]) -> None:
+    text = "import sys\nfor word in sys.argv[1:]:\n    assert '=' in word, word\n"
+    line = fails(make("run: python3 train.py", **{"train.py": text}))
+    assert line == f"train.py:3: AssertionError: --help: {ADDED}, with arguments for a short run"
 
 
 def test_a_command_that_refuses_help_has_started(make: Callable[..., Made]) -> None:
@@ -241,6 +290,15 @@ def test_an_argument_that_looks_like_a_command_is_an_argument(make: Callable[...
     assert passes(make("run: python3 train.py\nsmoke: {args: --help, expect: own}", **{"train.py": text}))
 
 
+def test_a_command_may_write_beside_its_own_folder(make: Callable[..., Made]) -> None:
+    """PyTorch's examples download to ../data, which is /data; with smoke.data there, the message says so."""
+    text = "import os\nos.makedirs('../data/MNIST/raw')\nopen('../data/MNIST/raw/x', 'w').write('x')\n"
+    facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": text}))
+    assert (facts["level"], facts["notes"]) == ("ran", [])
+    line = fails(make("run: python3 train.py\nsmoke: {data: tests}", **{"train.py": text, "tests/x": ""}))
+    assert line.endswith("'../data/MNIST': smoke.data is mounted read-only there: write to /workspace or /tmp")
+
+
 def test_writes_elsewhere_are_a_note(make: Callable[..., Made]) -> None:
     text = "import pathlib\npathlib.Path('/var/tmp/cache').mkdir()\npathlib.Path('/var/tmp/cache/x').touch()\n"
     facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": text}))
@@ -284,6 +342,31 @@ def test_a_run_that_asked_a_host_says_which(make: Callable[..., Made]) -> None:
 def test_a_run_that_goes_on_without_a_host_passes_with_a_note(make: Callable[..., Made]) -> None:
     facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": ASKS.format(then="pass")}))
     assert facts["notes"] == ["asked for huggingface.co, which a smoke test cannot reach, and went on without it"]
+
+
+#: Connecting a datagram socket sends nothing: it needs a route to the address (RFC 5737), and no host there.
+CONNECTS = """
+import os, socket
+one = socket.socket(type=socket.SOCK_DGRAM)
+one.connect(("198.51.100.1", 9))
+print("HF_HUB_OFFLINE" in os.environ, os.environ["WANDB_MODE"])
+"""
+
+
+def test_a_network_is_for_a_repository_that_this_host_allows_it(make: Callable[..., Made]) -> None:
+    made, tag = make("run: python3 train.py\nsmoke: {expect: False offline}", **{"train.py": CONNECTS})
+    refused = "and read them from /data, or give '--smoke-network'"
+    assert fails((made, tag)).endswith(refused)
+
+    def told(said: bool | None) -> Made:
+        return made.model_copy(update={"context": dataclasses.replace(made.context, smoke_network=said)}), tag
+
+    for said in (True, None):
+        assert passes(told(said))["notes"] == ["ran with a network, as --smoke-network allows on this host"]
+    moved = made.model_copy(update={"folder": made.folder.parent})  # another repository with an image of this name
+    assert fails((moved, tag)).endswith(refused)
+    for said in (False, None):
+        assert fails(told(said)).endswith(refused)
 
 
 def test_the_users_own_sitecustomize_runs_too(make: Callable[..., Made]) -> None:

@@ -392,6 +392,7 @@ def test_the_environment_is_read_in_one_module_and_in_commands() -> None:
     assert {name for name in reading if room(name) != "commands"} == {
         "trainyard.common.settings",
         "trainyard.image.gpu_kernels",  # runs inside an image
+        "trainyard.image.network_observer",  # so does this
     }
 
 

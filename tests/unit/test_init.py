@@ -418,6 +418,23 @@ def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(p
     assert init.Repository(Path.cwd()).propose().run == "python train.py"
 
 
+def test_notebooks_are_named_if_no_program_trains(proposed: Proposed) -> None:
+    files = {f"part{number}.ipynb": "{}" for number in range(4)}
+    document, said = proposed({**files, "requirements.txt": "torch\n"})
+    assert "run" not in document
+    assert "part0.ipynb, part1.ipynb, part2.ipynb, ...: the image is an environment without these notebooks: " in said
+    Path("train.py").write_text(TRAIN.format(more=""), encoding="utf-8")
+    from trainyard.workspace import init
+
+    assert not any(".ipynb" in note for note in init.Repository(Path.cwd()).propose().notes)
+
+
+def test_an_extension_of_the_repository_is_named(proposed: Proposed) -> None:
+    setup = "from setuptools import setup\nsetup(name='mine', version='1', ext_modules=get_extensions())\n"
+    _, said = proposed({"train.py": TRAIN.format(more=""), "setup.py": setup})
+    assert "WARNING: setup.py:2: ext_modules: extensions of the repository are not compiled for the image: " in said
+
+
 def test_a_shell_script_is_run_if_no_python_file_trains(proposed: Proposed) -> None:
     files = {"train.sh": "#!/bin/sh\npython -c 'import torch'\n", "net.py": "import torch\n"}
     folder_document, _ = proposed(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import shutil
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 from launcher import cli
 
-from trainyard.image import local_run, network_observer, smoke_command
+from trainyard.common.errors import UserError
+from trainyard.image import local_run, network_observer, smoke_command, smoke_test
 from trainyard.image.smoke_failure import Explanation, Run, tracebacks
 from trainyard.release import candidate
 from trainyard.spec import model
@@ -233,7 +235,7 @@ def test_a_run_that_asked_a_host_says_which_and_what_to_do(repository: Repositor
     explanation = Explanation(["python", "train.py"], repository("run: python train.py", "train.py").workspace)
     assert explanation.of(Run(1, log.splitlines(), ["huggingface.co"])).endswith(
         ": asked for huggingface.co, which a smoke test cannot reach: give the files as smoke.data in trainyard.yaml, "
-        "and read them from /data"
+        "and read them from /data, or give '--smoke-network'"
     )
     other = raised(f"{NO_MODULE} 'einops'", TRAIN)
     assert "asked for" not in explanation.of(Run(1, other.splitlines(), ["huggingface.co"])), "it is not the reason"
@@ -253,8 +255,10 @@ def test_lines_between_a_frame_and_its_error_belong_to_it() -> None:
     [
         "usage: train.py [--epochs N]\ntrain.py: error: unrecognized arguments: --help",
         "Usage: train.py CONFIG",
+        "\n       USAGE: train.py [flags]\nflags:\n",
+        "Error: No such option: --help",
+        "FATAL Flags parsing error: Unknown command line flag 'help'\nPass --helpshort or --helpfull to see help.",
         "Try --helpfull to get a list of all flags.",
-        raised("ValueError: invalid literal for int() with base 10: '--help'", "/workspace/train.py:1"),
     ],
 )
 def test_a_command_that_refuses_help_has_started(log: str) -> None:
@@ -267,6 +271,11 @@ def test_a_command_that_refuses_help_has_started(log: str) -> None:
         "launch: start     python train.py --help\nkilled",
         raised("ModuleNotFoundError: No module named 'einops'", "/workspace/train.py:1"),
         "usage: train.py\n" + raised("ModuleNotFoundError: No module named 'einops'", "/workspace/train.py:1"),
+        "\n".join(f"[rank0]: {line}" for line in ("usage: train.py", *raised("ValueError: x", TRAIN).splitlines())),
+        raised("ValueError: invalid literal for int() with base 10: '--help'", "/workspace/train.py:1"),
+        raised("argparse.ArgumentError: unrecognized arguments: --help", "/workspace/train.py:1"),
+        "config file --help: no such file",
+        'usage: train.py\n  File "/workspace/train.py", line 2\nSyntaxError: invalid syntax',
     ],
 )
 def test_a_command_that_fails_otherwise_has_not_started(log: str) -> None:
@@ -358,6 +367,33 @@ def test_the_observer_never_fails(tmp_path: Path) -> None:
     assert observed(tmp_path, program) == ("", [])
 
 
+def watched(folder: Path, program: str, code: str) -> list[str]:
+    """What the observer writes of a program in ``code``, which imports a package beside it, in about a second."""
+    observer, own = folder / "observer", folder / code
+    (observer / "started").mkdir(parents=True)
+    shutil.copy(network_observer.__file__, observer / "sitecustomize.py")
+    (own / "lib/python3").mkdir(parents=True)
+    (own / "lib/python3" / "slow.py").write_text("import time\ntime.sleep(1.2)\n", encoding="utf-8")
+    (own / "train.py").write_text(program, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{observer}:{own}/lib/python3", "SMOKE_FOLDER": str(own)}
+    subprocess.run([sys.executable, own / "train.py"], env=environment, check=True, timeout=60)
+    (file,) = (observer / "started").iterdir()
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_observer_tells_imports_from_the_users_own_code(tmp_path: Path) -> None:
+    lines = watched(tmp_path, "\nimport slow\nimport time\ntime.sleep(1.2)\n", "code")
+    importing = [line for line in lines if line == f"importing at {tmp_path}/code/train.py:2"]
+    assert importing and lines[-1] == "running"
+    assert lines.index("running", lines.index(importing[0])) > lines.index(importing[-1])
+
+
+def test_the_observer_counts_a_call_of_a_package_as_own_code(tmp_path: Path) -> None:
+    """A program that waits for another one runs, and imports nothing."""
+    lines = watched(tmp_path, "import subprocess\nsubprocess.run(['sleep', '1.2'])\n", "code")
+    assert lines[-1] == "running"
+
+
 @pytest.mark.parametrize(
     ("document", "command"),
     [
@@ -381,6 +417,41 @@ def test_the_closing_command_has_an_output_folder_and_a_target_if_needed(reposit
 def test_the_closing_command_of_an_own_trainer_asks_nothing_of_it() -> None:
     spec = model.load("examples/patches")
     assert candidate.closing_command(spec, {}) == "docker run --rm trainyard:patches patches --help"
+
+
+def told(spec: model.Spec, said: bool | None, **more: bool) -> bool:
+    """Whether the smoke test of a repository has a network, by a command that was told so, or not, or nothing."""
+    context = dataclasses.replace(spec.context, smoke_network=said, **more)
+    return smoke_test.network_of(spec.model_copy(update={"context": context}))
+
+
+def test_a_network_is_what_this_host_was_told_last(repository: Repository, tmp_path: Path) -> None:
+    spec = repository("run: ./train.sh")
+    assert not told(spec, None)
+    assert told(spec, True) and told(spec, None)
+    assert not told(spec, None, offline=True)
+    other = tmp_path / "stranger" / "mine"
+    other.mkdir(parents=True)
+    assert not told(spec.model_copy(update={"folder": other}), None), "a repository of the same name"
+    assert told(spec, None)
+    assert not told(spec, False) and not told(spec, None)
+
+
+def test_no_repository_gives_itself_a_network(repository: Repository) -> None:
+    with pytest.raises(UserError, match="network"):
+        repository("run: ./train.sh\nsmoke: {network: true}")
+
+
+def test_a_network_is_for_a_command_of_a_repository(repository: Repository) -> None:
+    for spec in (model.load("tf-cpu"), repository("requirements: [einops]")):
+        assert not told(spec, None) and not told(spec, False)
+        with pytest.raises(UserError, match=f"^--smoke-network is for .*, and {spec.target} has none: leave it out$"):
+            told(spec, True)
+
+
+def test_the_option_reaches_the_context(trainyard: Callable[..., tuple[int, str, str]]) -> None:
+    line = "--smoke-network is for the command of a repository, and tf-cpu has none: leave it out"
+    assert trainyard("smoke", "tf-cpu", "--smoke-network")[2].splitlines()[-1] == f"smoke: {line}"
 
 
 def test_the_level_and_the_command_are_shown() -> None:

@@ -35,6 +35,7 @@ GROUP = "build"
 @click.option("--events", type=int, hidden=True, help="File descriptor for events (trainyard.release.events).")
 @options.offline
 @options.quiet
+@options.smoke_network
 @options.verbose
 @options.json_output
 @click.pass_obj
@@ -52,8 +53,8 @@ def command(
     """Build TARGET's image, verify it and test it; only if it passes, tag it trainyard:<target>.
 
     A target of the catalogue trains. In a user's repository, the command 'run' of trainyard.yaml is run as 'smoke'
-    says, or is started with --help. If it fails, the candidate trainyard:<target>-candidate is kept for inspection, and
-    the tags stay as they were.
+    says, offline without --smoke-network, or is started with --help. If it fails, the candidate
+    trainyard:<target>-candidate is kept for inspection, and the tags stay as they were.
 
     Where the base of an upstream nightly is out of reach, its fallback is built, under the name of that
     (trainyard:xla-nightly-fallback).

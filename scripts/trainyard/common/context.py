@@ -19,6 +19,7 @@ class Context:
         offline: whether no network may be used (``--offline``).
         builder: what ``docker buildx`` builds on; empty: the builder that it uses (``--builder``).
         trust_config: file about a Sigstore instance; empty: the public instance (``--trust-config``).
+        smoke_network: whether a user's command is smoke-tested with a network; None: as it was last told.
         as_of: time (RFC 3339) after which files of package indexes do not count; empty: all count.
     """
 
@@ -26,6 +27,7 @@ class Context:
     offline: bool = field(default_factory=lambda: settings.switch("OFFLINE"))
     builder: str = field(default_factory=lambda: settings.variable("BUILDER"))
     trust_config: str = field(default_factory=lambda: settings.variable("TRUST_CONFIG"))
+    smoke_network: bool | None = None
     as_of: str = ""
 
     def variables(self) -> dict[str, str]:

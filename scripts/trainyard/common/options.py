@@ -177,7 +177,8 @@ verbose = flag(
 
 def _choose(context: click.Context, parameter: click.Parameter, given: Any) -> None:
     """Set what an option gives in the :class:`~trainyard.common.context.Context` of its command, by its name."""
-    if given and context.obj is not None:  # None where the shell completes words
+    chosen = given or (given is False and parameter.secondary_opts)  # --no-...
+    if chosen and context.obj is not None:  # None where the shell completes words
         context.obj = dataclasses.replace(context.obj, **{str(parameter.name): given})
 
 
@@ -187,6 +188,15 @@ offline = flag(
     callback=_choose,
     expose_value=False,
     help="Use no network: what 'trainyard dev fetch' has downloaded must suffice.",
+)
+
+#: ``--smoke-network``: see :func:`trainyard.image.smoke_test.network_of`.
+smoke_network = flag(
+    "--smoke-network/--no-smoke-network",
+    default=None,
+    callback=_choose,
+    expose_value=False,
+    help="Let the command of this repository use the network in its smoke test, from now on, on this host.",
 )
 
 #: ``--builder``: what ``docker buildx`` builds on.

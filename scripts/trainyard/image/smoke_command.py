@@ -1,12 +1,12 @@
 """Run a user's own command in its image before the image gets a name: the smoke test of a workspace.
 
-It runs in the closed world of :mod:`trainyard.image.smoke_containers`: without a network, as a user that the image does
-not know, with a fake ``TPU_CONFIG`` and the variables that keep hubs and experiment trackers offline. /data holds the
-folder ``smoke.data``, read-only; /output is an empty folder that it may write to. How far it is tested depends on
-trainyard.yaml:
+It runs in the closed world of :mod:`trainyard.image.smoke_containers`: as a user that the image does not know, with a
+fake ``TPU_CONFIG`` and the variables that keep hubs and experiment trackers offline, without a network unless this host
+allows one (``network_of`` in :mod:`trainyard.image.smoke_test`). /data holds the folder ``smoke.data``, read-only;
+/output is an empty folder that it may write to. How far it is tested depends on trainyard.yaml:
 
 started
-    There is no ``smoke``: it is started with ``--help``, and ended after 20 seconds if it runs on.
+    There is no ``smoke``: it is started with ``--help``, and ended after 20 seconds of its own code, without imports.
 ran
     It ends with status 0 within ``smoke.timeout``, or is alive after ``smoke.for`` seconds.
 trained
@@ -40,15 +40,22 @@ from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
-from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines
+from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines, tracebacks
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
-from trainyard.spec.workspace import FOLDER, Level, SmokeRun, Workspace
+from trainyard.spec.workspace import FILE, FOLDER, Level, SmokeRun, Workspace
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which a command that ignores ``--help`` is ended; importing a framework takes up to 10 on 2 cores.
-HELP_SECONDS = 20
+#: Seconds of its own code after which a command that ignores ``--help`` is ended (three times as many for one that has
+#: no Python), and how long that may take in all: importing a framework takes up to 10 on 2 cores, over 20 on busy ones.
+HELP_SECONDS, IMPORT_SECONDS = 20, 300
+
+#: What a failure with ``--help`` says, unless something else is known to do.
+_ADDED = (
+    f": Trainyard added --help, as {FILE} has no smoke: write 'smoke: {{args: [--epochs=1], expect: loss}}' there, "
+    "with arguments for a short run"
+)
 
 #: What keeps libraries from asking their servers.
 OFFLINE = {
@@ -78,7 +85,17 @@ _PEAK = "peak/peak_memory.py"
 MEASURED = ("python", f"{smoke_containers.FOLDER}/{_PEAK}")
 
 #: What a program prints that has started, and does not accept ``--help``.
-_USAGE = re.compile(r"(?i)^usage\b|--help")
+_USAGE = re.compile(r"(?i)^\s*usage\b|\b(try|pass)\b.* --help|(un\w+|no such) .*(option|argument|flag)s?\b.*help")
+
+#: Prints how many half seconds the Python process that started last has run its own code for, and what it does
+#: (scripts/trainyard/image/network_observer.py); nothing if no such process reports that.
+_DOING = """
+import os
+folder = "/smoke/observer/started/"
+lines = [open(folder + name).read().splitlines() for name in sorted(os.listdir(folder))[-1:]]
+if lines and lines[0]:
+    print(lines[0].count("running"), lines[0][-1])
+"""
 
 #: Prints the files of folders as JSON: path -> inode, modification and access time (ns).
 _LIST = """
@@ -156,6 +173,7 @@ class Subject:
         start: words of the container before the arguments; empty: the image's default command.
         smoke: how it is run; None: it is only started.
         workspace: the repository that it is from; None if there is none.
+        network: whether it may use one.
         log: whether the last lines of a run that failed are shown.
     """
 
@@ -164,6 +182,7 @@ class Subject:
     start: tuple[str, ...] = ()
     smoke: SmokeRun | None = None
     workspace: Workspace | None = None
+    network: bool = False
     log: bool = True
 
     @property
@@ -179,14 +198,9 @@ class Subject:
 
 
 def help_passes(lines: Iterable[str]) -> bool:
-    """Return whether a command that failed with ``--help`` has started: it says how it is used, or has no such option.
-
-    The exception of a traceback counts if it is about ``--help``, which the command took for something else.
-    """
+    """Return whether a command that failed with ``--help``, and no exception, says how it is used: it has started."""
     own = own_lines(lines)
-    if any(line.startswith("Traceback (most recent call last)") for line in own):
-        return "--help" in next((line for line in reversed(own) if line.strip()), "")
-    return any(_USAGE.search(line) for line in own)
+    return any(_USAGE.search(line) for line in own) and not any(tracebacks(own))
 
 
 def written_elsewhere(changes: Iterable[dict[str, Any]], places: Iterable[str]) -> list[str]:
@@ -244,20 +258,24 @@ class Tester:
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.workspace, self.folder)
+        self.explain.network = subject.network
         architecture = docker_engine.architecture_of(subject.image)
         self._emulated = docker_engine.emulated_environment(architecture)
         self._longer = EMULATED if self._emulated else 1
         if self._emulated:
             self.notes.append(f"ran under emulation of {architecture.platform}")
+        if subject.network:
+            self.notes.append("ran with a network, as --smoke-network allows on this host")
 
     @contextmanager
     def sandbox(self) -> Iterator[SmokeSandbox]:
-        """Yield a closed world with the data, an empty output folder, and the working directory as in the image."""
+        """Yield a sandbox with the data, an empty output folder, and the working directory as in the image."""
+        image, network, folders = self.subject.image, self.subject.network, ("observer/asked", "observer/started")
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes(), _PEAK: _PEAK_MEMORY.read_bytes()}
-        volumes = dict.fromkeys(self._tops, "rw") | {DATA: "ro"}
-        with SmokeSandbox(self.subject.image, files, ("observer/asked",), volumes, self._emulated) as sandbox:
+        data = self.subject.smoke.data if self.subject.smoke else None
+        volumes = dict.fromkeys(self._tops, "rw") | ({DATA: "ro"} if data else {})
+        with SmokeSandbox(image, files, folders, volumes, self._emulated, network=network) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
-            data = self.subject.smoke.data if self.subject.smoke else None
             if data and self.subject.workspace:
                 with tempfile.TemporaryFile() as file:
                     _pack(self.subject.workspace.root / data, file)
@@ -266,14 +284,17 @@ class Tester:
 
     def start(self, sandbox: SmokeSandbox, arguments: Sequence[str], **options: Any) -> Container:
         """Start the command in a new container, with ``options`` of ``docker.containers.create``."""
-        environment = {**OFFLINE, "PYTHONPATH": sandbox.module_path("observer")}
+        environment = {"PYTHONPATH": sandbox.module_path("observer")}
+        environment |= {"SMOKE_FOLDER": "" if self.subject.smoke else self.folder}
+        # Trackers, whose variables are called so, want an account.
+        environment |= {key: OFFLINE[key] for key in OFFLINE if not self.subject.network or key.endswith("_MODE")}
         words = self.subject.words(arguments)
         options = {"user": smoke_containers.USER, "shm_size": SHARED_MEMORY, **options}
         return sandbox.start(*words, environment=environment, **options)
 
     def ended(self, sandbox: SmokeSandbox, container: Container, status: int) -> Run:
         """Return the facts of a container that has ended, with the hosts asked for since the last one ended."""
-        hosts = list(dict.fromkeys(sandbox.run(_ASKED).split()))
+        hosts = [] if self.subject.network else list(dict.fromkeys(sandbox.run(_ASKED).split()))
         return Run(status, containers.lines_of(container), hosts, smoke_containers.out_of_memory(container))
 
     def fail(self, run: Run, reason: str) -> None:
@@ -298,15 +319,21 @@ class Tester:
     def check_started(self) -> None:
         """Start the command with ``--help``, or raise :class:`StepFailed` if it cannot start."""
         with self.sandbox() as sandbox:
+            self.explain.otherwise = _ADDED
             container = self.start(sandbox, ["--help"])
-            limit = HELP_SECONDS * self._longer
-            status = containers.watch(container, limit, "--help")
-            if status is None:
-                containers.stop(container, 5)
-                self.notes.append(f"it ignores --help and was ended after {limit} s")
-                return
+            status, started, limit = None, time.monotonic(), IMPORT_SECONDS * self._longer
+            while status is None:
+                status, seconds = containers.wait(container, 1), time.monotonic() - started
+                count, _, doing = sandbox.run(_DOING).strip().partition(" ")
+                own = int(count or 0) >= 2 * HELP_SECONDS
+                if status is None and (own or seconds > (limit if doing else 3 * HELP_SECONDS * self._longer)):
+                    run = self.ended(sandbox, container, containers.stop(container, 5)[0])
+                    if not own and doing.startswith("importing"):
+                        self.fail(run, f"{self.explain.key('run')}: still {doing} after {limit} s{_ADDED}")
+                    self.notes.append(f"it ignores --help and was ended after {seconds:.0f} s")
+                    return
             run = self.ended(sandbox, container, status)
-            if status and not help_passes(run.lines):
+            if status and (status > 128 or not help_passes(run.lines)):
                 self.fail(run, self.explain.of(run))
             if status:
                 self.notes.append(f"it has no --help (exit status {status})")

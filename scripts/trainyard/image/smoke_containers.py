@@ -123,6 +123,7 @@ class SmokeSandbox(Sandbox):
         folders: created in /smoke; every user may write to them.
         volumes: path -> mode of further volumes. ``rw`` ones begin with what the image has there.
         environment: variables of the image's containers.
+        network: whether they reach more than each other: what this machine reaches.
     """
 
     def __init__(
@@ -132,8 +133,10 @@ class SmokeSandbox(Sandbox):
         folders: tuple[str, ...] = (),
         volumes: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        *,
+        network: bool = False,
     ) -> None:
-        super().__init__("smoke", internal=True)
+        super().__init__("smoke", internal=not network)
         self.image = image
         self._files = archive(files, folders)
         self._modes = {FOLDER: "rw", **(volumes or {})}

@@ -104,7 +104,11 @@ class Explanation:
         command: what was run, the words of ``run``.
         workspace: the repository that it is from; None for an image without a trainyard.yaml.
         folder: the working directory of the image.
+    Attributes:
+        network: whether the command had a network; ``otherwise``: what is added where nothing else is known to do.
     """
+
+    network, otherwise = False, ""
 
     def __init__(self, command: Iterable[str], workspace: Workspace | None, folder: str = FOLDER) -> None:
         self.command = list(command)
@@ -140,12 +144,12 @@ class Explanation:
         if reason := self._not_started(run.lines) or self._in_python(lines, run.hosts) or self._in_shell(lines):
             return reason
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
-        return f"{self.key('run')}: exit status {run.status}: {last[:300]}{self._network(last, run)}"
+        return f"{self.key('run')}: exit status {run.status}: {last[:300]}{self._network(last, run) or self.otherwise}"
 
     def _network(self, error: str, run: Run) -> str:
         """Return what to add if a run failed because it has no network."""
         asked = run.hosts or list(dict.fromkeys(_ADDRESS.findall(" ".join(own_lines(run.lines)[-30:]))))
-        if not _NETWORK.search(error) and not run.hosts:
+        if self.network or (not _NETWORK.search(error) and not run.hosts):
             return ""
         return f": {asked_for(asked)}" if asked else f": a smoke test has no network: {_GIVE_DATA}"
 
@@ -223,6 +227,8 @@ class Explanation:
     def _advice(self, error: str, run: Run) -> str:
         """Return what to do about an exception: `` : do this``; empty if nothing is known about it."""
         kind, _, text = error.partition(": ")
+        if kind in ("SyntaxError", "IndentationError", "TabError") or (self.otherwise and "--help" in error):
+            return self.otherwise if "--help" in error else ""
         if kind == "ModuleNotFoundError" and (named := re.search(r"No module named '([\w.]+)'", text)):
             return f": {self._module_advice(named[1])}"
         if kind == "ImportError" and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
@@ -233,7 +239,9 @@ class Explanation:
             return f": the image has no such user: set USER to a name in environment in {FILE}"
         if kind == "PermissionError":
             return f": the image runs as any user: write to {self.folder}, /tmp or a folder that is mounted"
-        return self._network(error, run)
+        if "[Errno 30]" in text and re.search(r"['/]data\b", text):
+            return f": smoke.data is mounted read-only there: write to {self.folder} or /tmp"
+        return self._network(error, run) or self.otherwise
 
     def _module_advice(self, module: str) -> str:
         top = module.split(".")[0]
@@ -278,7 +286,7 @@ class Explanation:
         return [name.removeprefix("src.") for name in names]
 
 
-_GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data"
+_GIVE_DATA = f"give the files as smoke.data in {FILE}, and read them from /data, or give '--smoke-network'"
 
 
 def asked_for(hosts: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
@@ -168,17 +168,30 @@ def described(facts: Mapping[str, Any]) -> str:
     return ", ".join([facts["level"], *accuracy, *resumed])
 
 
+def network_of(spec: Spec) -> bool:
+    """Return whether this host was told last that the command of this folder may use a network, or raise UserError."""
+    given, path, folder = spec.context.smoke_network, spec.kept / "smoke-network", str(spec.folder.resolve())
+    if given and not spec.run:
+        raise UserError(f"--smoke-network is for the command of a repository, and {spec.target} has none: leave it out")
+    if given is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(folder if given else "", encoding="utf-8")
+    return not spec.context.offline and path.is_file() and path.read_text(encoding="utf-8") == folder
+
+
 def smoke(spec: Spec, reference: str) -> dict[str, Any]:
     """Run the user's command in the image ``reference``, or train in it, and record the facts for its digest.
 
     Raises:
         StepFailed: a run failed; the message gives the first reason.
     """
+    network = network_of(spec)
     digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
     with stages.stage("smoke", state.seconds(spec.kept, "smoke")) as stage:
         if spec.run:
             workspace = spec.workspace
-            facts = smoke_command.check(Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace))
+            subject = Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace, network)
+            facts = smoke_command.check(subject)
         else:
             facts = _train(spec, digest)
         stage.done = described(facts)

@@ -422,11 +422,11 @@ def judge(spec: Spec, image: str, check: Check) -> Verdict:
 
 def _subject(spec: Spec, image: str, check: Check) -> Subject:
     """Return the command that is run: that of the check, or else that of the repository as its smoke test runs it."""
-    smoke = spec.workspace.document.smoke
+    smoke, network = spec.workspace.document.smoke, smoke_test.network_of(spec)
     if check.command:
         smoke = SmokeRun(data=smoke.data, timeout=smoke.timeout) if smoke else SmokeRun()
-        return Subject(image, check.command, ("--", *check.command), smoke, spec.workspace, log=False)
-    return Subject(image, tuple(spec.run or ()), (), smoke, spec.workspace, log=False)
+        return Subject(image, check.command, ("--", *check.command), smoke, spec.workspace, network, log=False)
+    return Subject(image, tuple(spec.run or ()), (), smoke, spec.workspace, network, log=False)
 
 
 def _measured(spec: Spec, image: str, check: Check) -> float:

@@ -5,6 +5,7 @@ An image whose digest has passed before is not verified and smoke-tested again, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shlex
@@ -61,6 +62,7 @@ def make(
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
     docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
+    smoke_test.network_of(spec)
     with state.candidate_lock(spec.kept):
         before = state.passed(spec.kept)
         since = state.when(spec.kept, "smoke", before["digest"]) if before else ""
@@ -138,7 +140,8 @@ def from_reference(
         StepFailed: it breaks a rule for every image, or the command failed.
     """
     image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
-    tested = subject(image, reference, spec.workspace if spec else None)
+    network = smoke_test.network_of(spec) if spec else bool(context.smoke_network)
+    tested = dataclasses.replace(subject(image, reference, spec.workspace if spec else None), network=network)
     with state.file_lock(context.state, "training"):
         verified = verify.verify(None, reference, show=show)
         with stages.stage("smoke") as stage:

@@ -210,7 +210,8 @@ def _timed(spec: Spec, name: str, bounds: Bounds, found: Measured) -> Measured:
 
 
 def _run(spec: Spec, name: str, command: tuple[str, ...], smoke: SmokeRun) -> smoke_command.Tester:
-    tester = smoke_command.Tester(Subject(name, command, ("--", *command), smoke, spec.workspace, log=False))
+    subject = Subject(name, command, ("--", *command), smoke, spec.workspace, smoke_test.network_of(spec), log=False)
+    tester = smoke_command.Tester(subject)
     tester.check_run(smoke)
     return tester
 

@@ -200,6 +200,12 @@ class Repository:
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
         if not words:
             notes.append(f"no command that trains was found: write 'run' in {workspace.FILE}")
+            if notebooks := [name for name in self.names if name.endswith(".ipynb")]:
+                some = f"{', '.join(notebooks[:3])}{', ...' * bool(notebooks[3:])}"
+                notes.append(
+                    f"{some}: the image is an environment without these notebooks: make programs of them with 'jupyter "
+                    "nbconvert --to script', or add jupyterlab to 'requirements' for 'trainyard run --mount --jupyter'"
+                )
         elif command:
             reasons[f"run: {words}"] = command.why
             if smoke.args and not smoke.obstacle:
@@ -216,7 +222,7 @@ class Repository:
             words,
             smoke,
             {value: why for value, why in reasons.items() if why},
-            notes + wanted.notes + self._others(command),
+            [*notes, *python_projects.extensions([self.folder]), *wanted.notes, *self._others(command)],
             [candidate.command for candidate in self.commands],
             self._question() if run is None else "",
         )
@@ -453,7 +459,7 @@ def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> Sho
         obstacles.append("no option that limits the training was found")
     near = {program.path, *(sources.resolve(statement, program) for statement in program.imports)}
     obstacles += [
-        f"{source.where('download')} downloads ({source.marks['download'][1]}), and smoke tests run offline"
+        f"{source.where('download')} downloads ({source.marks['download'][1]}), which needs --smoke-network"
         for source in closure
         if source.path in near and "download" in source.marks and not made_up and not data
     ]

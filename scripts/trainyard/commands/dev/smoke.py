@@ -16,6 +16,7 @@ GROUP = "build"
     "trainyard dev smoke xla",
 )
 @options.target
+@options.smoke_network
 @options.verbose
 @options.json_output
 @click.pass_obj
