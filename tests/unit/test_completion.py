@@ -55,7 +55,7 @@ def test_options_are_completed() -> None:
 @pytest.mark.parametrize("command", ["image", "run", "job"])
 def test_targets_are_completed(command: str) -> None:
     assert completed(command, "tf-") == ["tf-cpu", "tf-gpu", "tf-nightly", "tf-tpu"]
-    assert completed(command, "gp") == ["gpu", "gpu@2.7"]
+    assert completed(command, "gp") == ["gpu", "gpu-2.7"]
 
 
 def test_the_target_of_init_is_completed() -> None:

@@ -137,7 +137,7 @@ READ = {
         ("nvidia/nccl/lib/libnccl.so.2", "nvidia-nccl-cu13", "7.5 8.0 9.0 10.0 10.0f 11.0 12.0", "12.0"),
         ("nvidia/cu13/lib/libcufft.so.12", "nvidia-cufft", "7.5", ""),
     ],
-    "gpu@2.7": [
+    "gpu-2.7": [
         ("torch/lib/libtorch_cuda.so", "torch", "5.0 6.0 7.0 7.5 8.0 8.6 8.9 9.0 9.0a", ""),
         ("torch/lib/libtorch_cuda_linalg.so", "torch", "5.0 6.0 7.0 8.0 8.6 9.0", ""),
         ("nvidia/cudnn/lib/libcudnn_ops.so.9", "nvidia-cudnn-cu12", "5.0 6.0 6.1 7.0 7.5 8.0 8.6 9.0", "9.0"),
@@ -186,7 +186,7 @@ def test_images_for_no_gpu_may_have_any_device_code(rule: str) -> None:
 
 def test_a_library_of_a_wheel_with_less_code_is_a_note() -> None:
     sparse = with_library(f"{SITE}/cusparselt/lib/libcusparseLt.so.0", "nvidia-cusparselt-cu12", "8.0 8.6 9.0a", "9.0")
-    (finding,) = check("gpu@2.7", "extensions_have_code_for_their_gpus", sparse)
+    (finding,) = check("gpu-2.7", "extensions_have_code_for_their_gpus", sparse)
     assert not finding.fails
     assert str(finding).startswith(
         "cusparselt/lib/libcusparseLt.so.0: of nvidia-cusparselt-cu12 has no code for 5.0 6.0 7.0 7.5, which"

@@ -293,7 +293,7 @@ def test_job_refuses_a_gpu_that_the_image_has_no_code_for_in_one_line(
 @pytest.mark.parametrize("platform", GPU_PLATFORMS)
 @pytest.mark.parametrize(
     ("target", "gpu"),
-    [("gpu@2.7", "V100"), ("gpu", "T4"), ("gpu", "8xB200"), ("gpu", "RTX_PRO_6000"), ("tf-gpu", "8xB200")],
+    [("gpu-2.7", "V100"), ("gpu", "T4"), ("gpu", "8xB200"), ("gpu", "RTX_PRO_6000"), ("tf-gpu", "8xB200")],
 )
 def test_job_writes_a_job_for_gpus_that_the_image_has_code_or_ptx_for(
     trainyard: Command, platform: str, target: str, gpu: str

@@ -1,4 +1,4 @@
-"""Versions of a target: ``gpu@2.7`` has another lock than ``gpu``, and the same of everything else."""
+"""Versions of a target: ``gpu-2.7`` has another lock than ``gpu``, and the same of everything else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = tuple[int, str, str]
 
 
 def test_a_version_has_other_packages_and_everything_else_of_its_target() -> None:
-    target, version = model.load("gpu", "amd64"), model.load("gpu@2.7", "amd64")
+    target, version = model.load("gpu", "amd64"), model.load("gpu-2.7", "amd64")
     assert version.packages == ["torch==2.7.1", "torchvision==0.22.1"]
     assert version.locked().versions["torch"] == "2.7.1"
     assert version.lock_file == target.folder / "2.7" / "trainyard.lock"
@@ -24,23 +24,24 @@ def test_a_version_has_other_packages_and_everything_else_of_its_target() -> Non
     assert all(getattr(version, name) == getattr(target, name) for name in same)
 
 
-def test_its_name_is_a_tag_and_may_be_written_with_at() -> None:
-    version = model.load("gpu@2.7", "amd64")
+def test_its_name_is_a_tag_and_the_only_one() -> None:
+    version = model.load("gpu-2.7", "amd64")
     assert (version.target, version.local_name, version.command("lock")) == (
         "gpu-2.7",
         "gpu-2.7",
         "trainyard lock gpu-2.7",
     )
-    assert model.load("gpu-2.7", "amd64") == version
+    with pytest.raises(UserError, match=r"unknown target 'gpu@2.7' \(did you mean 'gpu-2.7'\?\)"):
+        model.load("gpu@2.7")
     assert "gpu-2.7" in model.targets() and "gpu-2.7" in [spec.target for spec in model.catalogue()]
     made = plan.make_plan(version, index="default", index_url="", base="b", base_digest="", notes=())
     assert made.tag.startswith("gpu-2.7-2.7.1-") and made.floating_tags[0] == "gpu-2.7"
 
 
 def test_a_repository_may_extend_it(tmp_path: Path) -> None:
-    (tmp_path / "trainyard.yaml").write_text("extends: gpu@2.7\nrun: python train.py\n", encoding="utf-8")
+    (tmp_path / "trainyard.yaml").write_text("extends: gpu-2.7\nrun: python train.py\n", encoding="utf-8")
     spec = model.load(str(tmp_path))
-    assert isinstance(spec, model.RepositorySpec) and spec.extends == model.load("gpu@2.7")
+    assert isinstance(spec, model.RepositorySpec) and spec.extends == model.load("gpu-2.7")
 
 
 @pytest.mark.parametrize(

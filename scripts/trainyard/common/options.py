@@ -59,7 +59,7 @@ def _values(context: click.Context, parameter: click.Parameter, incomplete: str)
         return [CompletionItem(incomplete, type="dir")]
     else:
         images = settings.ROOT / "images"
-        versions = [f"{path.parts[-3]}@{path.parts[-2]}" for path in images.glob("*/*/version.yaml")]
+        versions = [f"{path.parts[-3]}-{path.parts[-2]}" for path in images.glob("*/*/version.yaml")]
         known = sorted([*(path.parent.name for path in images.glob("*/image.yaml")), *versions])
         known += context.command.inner_names(context) if isinstance(context.command, Group) else []
     return [CompletionItem(value) for value in known if value.startswith(incomplete)]

@@ -15,12 +15,12 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.image import base_contents, tool_locks
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolver import Project, entries, pins, versions
-from trainyard.spec import lock
+from trainyard.image.resolver import Failed, Project, entries, pins, versions
+from trainyard.spec import catalog, lock
 from trainyard.spec.framework import without_version
 from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
-from trainyard.spec.model import Spec
+from trainyard.spec.model import IMAGES, Spec
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -106,6 +106,9 @@ class Compiled:
 def resolve(request: Request, *, sized: bool) -> str:
     """Return the requirements section: everything that the image needs besides the framework.
 
+    Where a constraint of images/conflicts.yaml excludes what it has, it is resolved again with that; if something else
+    asks for the excluded version, this remains, with a warning.
+
     Args:
         sized: give entries the size of their file, from which layers are made up, and no hashes of files for other
             platforms.
@@ -113,6 +116,22 @@ def resolve(request: Request, *, sized: bool) -> str:
         UserError: a requirement has an address.
         Failed: uv found no solution, or failed.
     """
+    spec, text = request.spec, _resolved(request, sized=sized)
+    found = {**request.base, **request.framework, **versions(text)}
+    held = [one for one in catalog.conflicts().values() if one.constraint and one.holds(found, spec.python_version)]
+    more = tuple(Line(one.constraint, IMAGES / "conflicts.yaml", 1) for one in held)
+    if not more:
+        return text
+    wanted = replace(request.wanted, constraints=(*request.wanted.constraints, *more))
+    try:
+        return _resolved(replace(request, wanted=wanted), sized=sized)
+    except Failed:
+        reasons = "; ".join(one.words(found, spec.python_version) for one in held)
+        logger.warning(f"{spec.where}: {reasons}: something that is asked for excludes {held[0].constraint}")
+        return text
+
+
+def _resolved(request: Request, *, sized: bool) -> str:
     spec, made = request.spec, {wheel.name: wheel for wheel in request.wheels}
     lines, options = _project(request)
     with tempfile.TemporaryDirectory() as folder:

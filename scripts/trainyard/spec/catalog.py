@@ -134,11 +134,13 @@ class Conflict(Strict):
     Attributes:
         packages: name -> affected versions, all if empty; the conflict applies if every package matches.
         python: affected versions of Python; all if empty.
+        constraint: what locks are resolved with instead where it can be fulfilled; nothing is refused then.
         reason: what happens, ``source``: how that is known, ``until``: when the entry can be removed.
     """
 
     packages: dict[str, Specifier] = Field(min_length=1)
     python: Specifier = ""
+    constraint: str = ""
     reason: str
     source: str
     until: str
@@ -245,5 +247,5 @@ def conflict(versions: Mapping[str, str], python: str) -> str | None:
     Args:
         python: version of the image's Python, as in ``3.11``.
     """
-    found = (entry.words(versions, python) for entry in conflicts().values() if entry.holds(versions, python))
-    return next(found, None)
+    held = (one for one in conflicts().values() if not one.constraint and one.holds(versions, python))
+    return next((one.words(versions, python) for one in held), None)

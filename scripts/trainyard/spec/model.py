@@ -569,7 +569,7 @@ def folder_of(target: str | None) -> Path:
             f"no target given, and no {workspace.FILE} in this folder or above it in its git repository: 'trainyard "
             f"init' writes one, or give a target, as in 'trainyard image tf-cpu'; {valid}"
         )
-    if folder := _folders().get(target.replace("@", "-")):
+    if folder := _folders().get(target):
         return folder
     files = ("image.yaml", VERSION, workspace.FILE)
     if "/" in target or target == ".":
