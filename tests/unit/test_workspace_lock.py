@@ -253,6 +253,42 @@ def test_a_users_range_takes_the_place_of_the_targets_version(write: Write) -> N
     assert versions(spec)["pillow"] == "12.0"
 
 
+@pytest.fixture
+def jax(write: Write, index: PackageIndex) -> Write:
+    """``write`` a repository that extends ``jax``, whose framework has no setuptools; 84.2.1 is the newest."""
+    index.add(*(wheel(name, version) for name, version in model.load("jax", "amd64").locked().versions.items()))
+    index.add(wheel("setuptools", "84.2.1"), wheel("tensorboard", "2.21.0"), wheel("late", "1", ("setuptools>=83",)))
+    return lambda requirements: write(requirements, extends="jax")
+
+
+@pytest.mark.parametrize(
+    ("requirements", "locked"),
+    [("setuptools>=60", "81.0.0"), ("setuptools\ntensorboard==2.21.0", "84.2.1")],
+)
+def test_a_version_that_breaks_another_package_is_not_taken(
+    jax: Write, requirements: str, locked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command of tensorboard 2.20 imports what setuptools 82 removed, and asks for any setuptools."""
+    spec = jax(requirements)
+    relock(spec)
+    relock(spec, upgrade_packages=["setuptools"])
+    assert versions(spec)["setuptools"] == locked
+    assert "WARNING" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("requirements", ["setuptools==84.2.1", "late"])
+def test_a_version_that_is_asked_for_is_taken_with_a_warning(
+    jax: Write, requirements: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = jax(requirements)
+    relock(spec)
+    assert versions(spec)["setuptools"] == "84.2.1"
+    assert capsys.readouterr().err.splitlines() == [
+        "WARNING: trainyard.yaml: the requirements exclude 'setuptools<82': the command 'tensorboard' imports "
+        "pkg_resources, which setuptools 82 no longer has"
+    ]
+
+
 def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) -> None:
     """keras-things asks for 'tensorflow', which would overwrite the files of the image's tensorflow-cpu."""
     spec = write("tensorflow>=2.10\nkeras-things\n")
@@ -810,7 +846,7 @@ def test_what_a_build_of_a_folder_is_started_with_has_none_of_the_users_secrets(
 
 
 def tools(index: PackageIndex) -> None:
-    """Add build tools; setuptools 84.2.1 and wheel are those of the framework of tf-cpu."""
+    """Add build tools; setuptools 81.0.0 and wheel are those of the framework of tf-cpu."""
     index.add(
         wheel("setuptools", "80.9.0"), wheel("cython", "3.0", ("numpy<2", "wheel>=0.1")), wheel("cython", "3.2"),
         wheel("ninja", "1.11"), wheel("ninja", "1.12"), wheel("cmake", "4.0"), wheel("scikit-build-core", "1.0"),
@@ -830,7 +866,7 @@ FAST = "build: {packages: [g++], sources: [fast]}\n"
     ("requires", "locked"),
     [
         (("setuptools", "cython<3.1"), {"cython": "3.0", "setuptools": "80.9.0", "wheel": "0.48.0"}),
-        (("setuptools>=81", "numpy>=2"), {"setuptools": "84.2.1"}),
+        (("setuptools>=81", "numpy>=2"), {"setuptools": "81.0.0"}),
         (("tensorflow-cpu", "wheel; python_version < '3.9'"), {}),
         (("scikit-build-core",), {"scikit-build-core": "1.0", "cmake": "4.0", "ninja": "1.12"}),
     ],
@@ -847,7 +883,7 @@ def test_what_a_source_distribution_is_built_with_is_locked_apart_from_the_image
     assert resolver.versions(text) == locked
     assert text.count("--hash=sha256:") >= len(locked)
     assert not {"cython", "cmake", "ninja", "scikit-build-core"} & set(versions(spec))
-    assert versions(spec)["setuptools"] == "84.2.1"
+    assert versions(spec)["setuptools"] == "81.0.0"
     assert f"/locks/build-requires.lock\n{text}LOCK\n" in dockerfile.dockerfile(fresh(spec))
 
 

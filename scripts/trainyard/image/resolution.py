@@ -126,8 +126,8 @@ def resolve(request: Request, *, sized: bool) -> str:
     try:
         return _resolved(replace(request, wanted=wanted), sized=sized)
     except Failed:
-        reasons = "; ".join(one.words(found, spec.python_version) for one in held)
-        logger.warning(f"{spec.where}: {reasons}: something that is asked for excludes {held[0].constraint}")
+        for one in held:
+            logger.warning(f"{spec.where}: the requirements exclude '{one.constraint}': {one.reason}")
         return text
 
 
