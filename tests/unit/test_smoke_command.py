@@ -64,6 +64,8 @@ def raised(error: str, *frames: str, head: str = "Traceback (most recent call la
 SITE, TRAIN = "/opt/venv/lib/python3.11/site-packages/lightning/__init__.py:1", "/workspace/train.py:3"
 NO_MODULE, NO_FILE = "ModuleNotFoundError: No module named", "FileNotFoundError: [Errno 2] No such file or directory:"
 LIBRARY = "ImportError: libGL.so.1: cannot open shared object file: No such file or directory"
+BY_PATH = "OSError: libgomp.so.1: cannot open shared object file: No such file or directory"
+UNKNOWN = "OSError: libgone.so.1: cannot open shared object file: No such file or directory"
 DENIED = "PermissionError: [Errno 13] Permission denied: '/opt/x'"
 NO_USER = "KeyError: 'getpwuid(): uid not found: 1234567'"
 RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
@@ -98,9 +100,17 @@ RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
             f"train.py:3: {NO_MODULE} 'torch_xla': the image has no torch_xla: set extends to a target that has it "
             "(xla)",
         ),
+        (raised(LIBRARY, TRAIN), f"train.py:3: {LIBRARY}: add libgl1 to system in trainyard.yaml"),
+        (raised(BY_PATH, TRAIN), f"train.py:3: {BY_PATH}: add libgomp1 to system in trainyard.yaml"),
         (
-            raised(LIBRARY, TRAIN),
-            f"train.py:3: {LIBRARY}: add the Debian package that has libGL.so.1 to system in trainyard.yaml",
+            raised(UNKNOWN, TRAIN),
+            f"train.py:3: {UNKNOWN}: add the Debian package or the wheel that has libgone.so.1 to system in "
+            "trainyard.yaml",
+        ),
+        (
+            raised(f"{NO_MODULE} 'pkg_resources'", TRAIN),
+            f"train.py:3: {NO_MODULE} 'pkg_resources': add setuptools<82, which has it, to requirements in "
+            "trainyard.yaml",
         ),
         (
             raised(f"{NO_FILE} 'data/x.bin'", TRAIN),

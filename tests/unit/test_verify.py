@@ -232,12 +232,12 @@ def with_layer(files: dict[str, bytes], modes: dict[str, int] | None = None, sta
     return change
 
 
-def with_needed(path: str, *names: str) -> Change:
-    """A layer with a library that loads others."""
+def with_needed(path: str, *names: str, searched: tuple[str, ...] = ()) -> Change:
+    """A layer with a library that loads others, and looks for them in the folders ``searched`` first."""
 
     def change(image: Evidence) -> Evidence:
         added = layer("added", "added", {path: b"library"})
-        found = dataclasses.replace(added.contents, needed={path: names})
+        found = dataclasses.replace(added.contents, needed={path: names}, searched={path: searched})
         more = [*image.stored.layers, dataclasses.replace(added, contents=found)]
         return changed(image, stored=dataclasses.replace(image.stored, layers=more))
 
@@ -639,10 +639,104 @@ def test_a_library_that_nothing_loads_may_lack_what_it_needs(path: str, severity
     assert [one.severity for one in found] == [severity]
 
 
+SITE_PACKAGES = "opt/venv/lib/python3.13/site-packages"
+
+
+def missing_libraries(target: str, *changes: Change) -> list[rules.Finding]:
+    """Return what is found of the libraries of an image with more files."""
+    image = good(target)
+    for change in changes:
+        image = change(image)
+    return rules.check(image)["binaries_find_their_libraries"]
+
+
 def test_a_library_that_a_module_loads_needs_all_it_names() -> None:
-    image = with_needed("opt/a.so", "libb.so.1")(with_needed("opt/libb.so.1", "libgone.so.1")(good("gpu")))
-    found = rules.check(image)["binaries_find_their_libraries"]
-    assert [(one.where, one.severity) for one in found] == [("/opt/libb.so.1 in layer added", rules.Severity.REFUSE)]
+    (finding,) = missing_libraries(
+        "gpu", with_needed("opt/libb.so.1", "libgone.so.1"), with_needed("opt/a.so", "libb.so.1")
+    )
+    assert str(finding) == "/opt/a.so in layer added: needs libgone.so.1, which is nowhere in the image"
+    assert finding.fails
+    assert finding.remediation == (
+        "add the Debian package or the wheel that has libgone.so.1 to system in images/gpu/image.yaml"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "packages"),
+    [("tf-cpu", "libgl1, libglib2.0-0t64, libxcb1"), ("tf-tpu", "libgl1, libglib2.0-0, libxcb1")],
+)
+def test_all_that_a_module_lacks_is_one_finding_with_the_packages_of_the_base(target: str, packages: str) -> None:
+    """As opencv-python, whose plugin libqxcb.so nothing loads before a window is opened."""
+    bundled = f"{SITE_PACKAGES}/opencv_python.libs"
+    (finding,) = missing_libraries(
+        target,
+        with_needed(f"{SITE_PACKAGES}/cv2/cv2.abi3.so", "libQt5Core.so.5", "libGL.so.1", searched=(bundled,)),
+        with_needed(f"{bundled}/libQt5Core.so.5", "libgthread-2.0.so.0", "libglib-2.0.so.0", "libxcb.so.1"),
+        with_needed(f"{SITE_PACKAGES}/cv2/qt/plugins/libqxcb.so", "libX11.so.6"),
+    )
+    assert finding.fails
+    names = "libGL.so.1, libglib-2.0.so.0, libgthread-2.0.so.0, libxcb.so.1"
+    assert finding.what == f"needs {names}, which are nowhere in the image"
+    where = f"images/{target}/image.yaml"
+    assert finding.remediation == f"add {packages} to system in {where}, or require opencv-python-headless"
+
+
+def test_a_plugin_that_no_file_needs_may_lack_libraries() -> None:
+    module, plugin = f"{SITE_PACKAGES}/cv2/cv2.abi3.so", f"{SITE_PACKAGES}/cv2/qt/plugins/libqxcb.so"
+    assert not missing_libraries("tf-cpu", with_needed(module), with_needed(plugin, "libX11.so.6"))
+
+
+def test_alternatives_of_which_one_can_be_loaded_are_no_finding() -> None:
+    """As torchcodec, which has libraries for each release of FFmpeg, and loads the first that it can."""
+    folder = f"{SITE_PACKAGES}/torchcodec/libtorchcodec"
+    changes = [with_needed(f"{folder}_core{number}.so", f"libavcodec.so.{57 + number}") for number in (4, 5, 6)]
+    assert not missing_libraries("gpu", *changes, with_needed(f"{folder}_ops.so"))
+
+
+def test_a_library_that_is_loaded_by_its_path_and_lacks_one_is_a_note_with_the_package() -> None:
+    """As lightgbm, whose Python code loads it; the import in the smoke test shows whether that happens."""
+    (finding,) = missing_libraries(
+        "tf-cpu", with_needed(f"{SITE_PACKAGES}/lightgbm/lib/lib_lightgbm.so", "libgomp.so.1")
+    )
+    assert not finding.fails
+    assert finding.remediation == "add libgomp1 to system in images/tf-cpu/image.yaml"
+
+
+def test_a_package_of_which_some_modules_find_their_libraries_is_used_without_the_others() -> None:
+    """As PySide6 without a sound server; nothing is said of its programs, such as a designer."""
+    (finding,) = missing_libraries(
+        "gpu",
+        with_needed(f"{SITE_PACKAGES}/PySide6/QtCore.abi3.so"),
+        with_needed(f"{SITE_PACKAGES}/PySide6/QtMultimedia.abi3.so", "libpulse.so.0"),
+        with_needed(f"{SITE_PACKAGES}/PySide6/designer", "libgone.so.1"),
+    )
+    assert (finding.what, finding.fails) == ("needs libpulse.so.0, which is nowhere in the image", False)
+
+
+def test_what_all_modules_of_a_package_lack_is_named_and_not_what_some_do() -> None:
+    (finding,) = missing_libraries(
+        "gpu",
+        with_needed(f"{SITE_PACKAGES}/PySide6/QtCore.abi3.so", "libglib-2.0.so.0"),
+        with_needed(f"{SITE_PACKAGES}/PySide6/QtMultimedia.abi3.so", "libglib-2.0.so.0", "libpulse.so.0"),
+    )
+    assert (finding.what, finding.fails) == ("needs libglib-2.0.so.0, which is nowhere in the image", True)
+
+
+def test_of_two_libraries_of_one_name_the_one_in_the_folder_that_is_searched_counts() -> None:
+    whole, other = "opt/a/libb.so.1", "opt/other/libb.so.1"
+    both = [with_needed(whole), with_needed(other, "libgone.so.1")]
+    assert not missing_libraries("gpu", *both, with_needed("opt/a/m.so", "libb.so.1", searched=("opt/a",)))
+    assert missing_libraries("gpu", *both, with_needed("opt/a/m.so", "libb.so.1", searched=("opt/other",)))
+
+
+def test_libraries_that_load_each_other_end_the_search() -> None:
+    (finding,) = missing_libraries(
+        "gpu",
+        with_needed("opt/a.so", "libb.so.1"),
+        with_needed("opt/libb.so.1", "libc1.so.1"),
+        with_needed("opt/libc1.so.1", "libb.so.1", "libgone.so.1"),
+    )
+    assert finding.where == "/opt/a.so in layer added"
 
 
 def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:

@@ -20,7 +20,7 @@ from trainyard.spec import catalog, lock
 from trainyard.spec.framework import without_version
 from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
-from trainyard.spec.model import IMAGES, Spec
+from trainyard.spec.model import Spec
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -106,9 +106,6 @@ class Compiled:
 def resolve(request: Request, *, sized: bool) -> str:
     """Return the requirements section: everything that the image needs besides the framework.
 
-    Where a constraint of images/conflicts.yaml excludes what it has, it is resolved again with that; if something else
-    asks for the excluded version, this remains, with a warning.
-
     Args:
         sized: give entries the size of their file, from which layers are made up, and no hashes of files for other
             platforms.
@@ -119,12 +116,10 @@ def resolve(request: Request, *, sized: bool) -> str:
     spec, text = request.spec, _resolved(request, sized=sized)
     found = {**request.base, **request.framework, **versions(text)}
     held = [one for one in catalog.conflicts().values() if one.constraint and one.holds(found, spec.python_version)]
-    more = tuple(Line(one.constraint, IMAGES / "conflicts.yaml", 1) for one in held)
-    if not more:
-        return text
+    more = [Line(one.constraint, spec.file, 1) for one in held]
     wanted = replace(request.wanted, constraints=(*request.wanted.constraints, *more))
     try:
-        return _resolved(replace(request, wanted=wanted), sized=sized)
+        return _resolved(replace(request, wanted=wanted), sized=sized) if more else text
     except Failed:
         for one in held:
             logger.warning(f"{spec.where}: the requirements exclude '{one.constraint}': {one.reason}")

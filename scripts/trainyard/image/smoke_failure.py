@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.common.errors import nearest
+from trainyard.image.resolver import versions
 from trainyard.spec import model, yaml_source
+from trainyard.spec.catalog import packages_with
 from trainyard.spec.workspace import FILE, FOLDER, Workspace, git_root
 from trainyard.workspace import import_names
 
@@ -231,8 +233,9 @@ class Explanation:
             return self.otherwise if "--help" in error else ""
         if kind == "ModuleNotFoundError" and (named := re.search(r"No module named '([\w.]+)'", text)):
             return f": {self._module_advice(named[1])}"
-        if kind == "ImportError" and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
-            return f": add the Debian package that has {library[1]} to system in {FILE}"
+        if kind in ("ImportError", "OSError") and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
+            base = model.load(str(self.workspace.root)).base if self.workspace else ""
+            return f": add {packages_with([library[1]], base)} to system in {FILE}"
         if kind == "FileNotFoundError" and (named := re.search(r"No such file or directory: '(.+)'", text)):
             return f": {self._file_advice(named[1])}"
         if "getpwuid" in text:
@@ -254,6 +257,9 @@ class Explanation:
             ]
             return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"
         known = import_names.distribution(top)
+        lock = self.workspace and model.load(str(self.workspace.root)).usable_lock
+        if lock and (version := versions("".join(lock.sections.values())).get(known or "")):
+            return f"{known} {version}, which the image has, has no {top}"
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"
         return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
 

@@ -92,6 +92,7 @@ class LayerFiles:
         records: path -> SHA-256 of the files that installed packages list in their RECORD.
         machines: path -> ``e_machine`` of the programs and shared libraries.
         needed: path -> the libraries that a program or library loads; of layers that are read as streams, nothing.
+            ``searched``: the folders where the loader looks for them first.
     """
 
     files: dict[str, File] = field(default_factory=dict)
@@ -101,6 +102,7 @@ class LayerFiles:
     records: dict[str, str] = field(default_factory=dict)
     machines: dict[str, int] = field(default_factory=dict)
     needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    searched: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -230,7 +232,7 @@ def walk(folder: Path) -> LayerFiles:
             file = File(status.st_size if stored else 0, stat.S_IMODE(status.st_mode))
             _note(found, path, file, functools.partial(_beginning, Path(entry.path)))
             if path in found.machines:
-                found.needed[path] = needed_libraries(Path(entry.path))
+                found.needed[path], found.searched[path] = needed_libraries(Path(entry.path), path)
     return found
 
 
@@ -364,17 +366,21 @@ def assemble(parts: image_store.Parts[LayerFiles], dockerfile: str) -> Stored:
     return Stored(document, layers, parts.config_digest, len(parts.config), len(parts.manifest))
 
 
-def needed_libraries(path: Path) -> tuple[str, ...]:
-    """Return the libraries that the loader loads with a program or library (DT_NEEDED); none of a file that is neither.
+def needed_libraries(path: Path, inside: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return DT_NEEDED of a program or library, and the folders of DT_RPATH or DT_RUNPATH; nothing of another file.
 
-    https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html
+    https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html; ``inside`` is its path in the image.
     """
     try:
         with path.open("rb") as stream:
             dynamic = next((part for part in ELFFile(stream).iter_segments("PT_DYNAMIC")), None)
             if not isinstance(dynamic, DynamicSegment):
-                return ()
-            # pyelftools adds the attribute when it reads a tag of this kind.
-            return tuple(str(tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]
+                return (), ()
+            # pyelftools adds an attribute when it reads a tag of such a kind.
+            tags = [(tag.entry.d_tag, tag) for tag in dynamic.iter_tags()]
+            needed = tuple(str(tag.needed) for kind, tag in tags if kind == "DT_NEEDED")  # type: ignore[attr-defined]
+            paths = ":".join(getattr(tag, kind[3:].lower()) for kind, tag in tags if kind in ("DT_RPATH", "DT_RUNPATH"))
+            folders = re.sub(r"\$(ORIGIN|{ORIGIN})", posixpath.dirname(f"/{inside}"), paths).split(":")
+            return needed, tuple(posixpath.normpath(folder).lstrip("/") for folder in folders if folder)
     except (ELFError, ConstructError, OSError, ValueError, IndexError, UnicodeDecodeError):
-        return ()  # damaged, or data of a test: the loader refuses it whatever it needs
+        return (), ()  # damaged, or data of a test: the loader refuses it whatever it needs

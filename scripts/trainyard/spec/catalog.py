@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -134,7 +134,7 @@ class Conflict(Strict):
     Attributes:
         packages: name -> affected versions, all if empty; the conflict applies if every package matches.
         python: affected versions of Python; all if empty.
-        constraint: what locks are resolved with instead where it can be fulfilled; nothing is refused then.
+        constraint: what locks are resolved with, and nothing is refused; where that has no solution, it is a warning.
         reason: what happens, ``source``: how that is known, ``until``: when the entry can be removed.
     """
 
@@ -239,6 +239,16 @@ def indexes() -> dict[str, Index]:
 def conflicts() -> dict[str, Conflict]:
     """The combinations of packages that images/conflicts.yaml excludes, by name."""
     return table(IMAGES / "conflicts.yaml", Conflict)
+
+
+def packages_with(libraries: Iterable[str], base: str) -> str:
+    """Return the Debian packages that have libraries on a base, ``libgl1, libx11-6``; see images/libraries.yaml."""
+    known: dict[str, dict[str, str]] = yaml_source.plain(yaml_source.read(IMAGES / "libraries.yaml"))
+    packages = known["all"] | known[base] if base in known else {}
+    of = {library: package for package, names in packages.items() for library in names.split()}
+    unknown = ", ".join(one for one in libraries if one not in of)
+    rest = [f"the Debian package or the wheel that has {unknown}"] if unknown else []
+    return ", ".join([*sorted({of[one] for one in libraries if one in of}), *rest])
 
 
 def conflict(versions: Mapping[str, str], python: str) -> str | None:

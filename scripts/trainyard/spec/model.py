@@ -626,7 +626,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         raise UserError(f"{relative(path)}{f':{line}' if line else ''}: {'.'.join(location)}: {message}")
 
     valid = f"valid targets: {', '.join(targets())}"
-    extended = _folders().get(document.extends.replace("@", "-"))
+    extended = _folders().get(document.extends)
     if extended is None:
         refuse(("extends",), f"unknown target '{document.extends}'{nearest(document.extends, targets())}; {valid}")
     parent = _load(extended, (), context)

@@ -33,7 +33,7 @@ _OTHER_NAMES = {
     "mpl_toolkits": "matplotlib",
     "open_clip": "open-clip-torch",
     "orbax": "orbax-checkpoint",
-    "pkg_resources": "setuptools",
+    "pkg_resources": "setuptools<82",
     "pyro": "pyro-ppl",
     "pytorch_lightning": "pytorch-lightning",
     "ruamel": "ruamel.yaml",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 
@@ -11,6 +12,7 @@ from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
+from trainyard.spec.catalog import packages_with
 from trainyard.spec.model import RepositorySpec
 from trainyard.spec.units import in_units
 
@@ -177,35 +179,75 @@ _OF_THE_HOST = re.compile(
     r"|lib(?:mpi|pmix|oshmem|mlx5|fabric|ucs|ucp|uct|ucm|rdmacm|ibverbs)\.so.*"
 )
 
-#: A library by its name, unlike a program and a module that Python imports (PEP 3149, PEP 384).
-_LIBRARY = re.compile(r"lib(?!.*\.(?:cpython-|abi3\.)).*\.so(?:\.\d+)*")
+#: A module that Python imports, by its name (PEP 3149, PEP 384), unlike a program and a library.
+_MODULE = re.compile(r"(?!lib)\w+\.so|\w+\.(?:cpython-\d[\w-]*|abi3)\.so")
+
+#: What is installed and used together: a package in a site directory, and the modules of Python itself.
+_TOGETHER = re.compile(r".*/(?:(?:site|dist)-packages/[^/]+|lib-dynload)(?=/)")
+_WITHOUT_DESKTOP = {"cv2": "opencv-python-headless"}  # https://github.com/opencv/opencv-python#installation-and-usage
 
 
 @rule("image", severity=Severity.REFUSE, source="https://refspecs.linuxfoundation.org/elf/gabi4+/ch5.dynamic.html")
 def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
-    """Every library that a program, a module or a library in use loads is in the image or comes from the host."""
-    present: set[str] = set()
-    in_use: set[str] = set()
-    for layer in image.stored.layers:
-        present -= {path.rpartition("/")[2] for path in layer.contents.removed}
-        present |= {path.rpartition("/")[2] for path in layer.contents.files}
-        in_use |= {name.rpartition("/")[2] for names in layer.contents.needed.values() for name in names}
-    for layer in image.stored.layers:
-        for path, names in layer.contents.needed.items():
-            file = path.rpartition("/")[2]
-            # PyTorch's wheels bring a libgfortran.so.5 without its libquadmath.so.0, which nothing loads.
-            unused = _LIBRARY.fullmatch(file) and file not in in_use
-            for name in names:
-                if name.rpartition("/")[2] not in present and not _OF_THE_HOST.fullmatch(name):
-                    yield Finding(
-                        f"/{path} in layer {layer.stage}",
-                        f"needs {name}, which is nowhere in the image",
-                        "no file of the image needs it; what loads it by name fails"
-                        if unused
-                        else "it does not start, or its import fails",
-                        "install the Debian package or the wheel that has it: 'system' and 'requirements' of the spec",
-                        severity=Severity.NOTE if unused else _without_spec(image),
-                    )
+    """Every library that programs and modules load is in the image, or comes from the host.
+
+    Some modules of a package may lack theirs (PySide6's for sound), and some libraries that no file needs (torchcodec's
+    for each FFmpeg): the others are used without them.
+    """
+    binaries = _Binaries(image)
+    groups: dict[str, list[str]] = {}
+    for path in binaries.needed:
+        together = _TOGETHER.match(path)
+        groups.setdefault(together[0] if together else path, []).append(path)
+    base, where = (image.spec.base, image.spec.where) if image.spec else ("", "its spec")
+    for paths in groups.values():
+        used = [path for path in paths if _MODULE.fullmatch(posixpath.basename(path))]
+        used = used or [path for path in paths if ".so" not in posixpath.basename(path)]
+        starts = used or [path for path in paths if posixpath.basename(path) not in binaries.loaded]
+        lacking = {path: gone for path in starts if (gone := binaries.lacking(path))}
+        whole = len(lacking) == len(starts)
+        if lacking and (used or whole):
+            names = sorted((whole and set.intersection(*lacking.values())) or set.union(*lacking.values()))
+            first = min(lacking)
+            other = _WITHOUT_DESKTOP.get(posixpath.basename(posixpath.dirname(first)))
+            yield Finding(
+                f"/{first} in layer {binaries.stage[first]}",
+                f"needs {', '.join(names)}, which {'are' if names[1:] else 'is'} nowhere in the image",
+                "it does not start, or its import fails" if used else "what loads it by name fails",
+                f"add {packages_with(names, base)} to system in {where}" + (", or require " + other if other else ""),
+                severity=_without_spec(image) if used and whole else Severity.NOTE,
+            )
+
+
+class _Binaries:
+    """Hold the programs and libraries of all layers: what they need, and in which layer (``stage``) they are."""
+
+    def __init__(self, image: Evidence) -> None:
+        self.stage, self.searched, needed = dict[str, str](), dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
+        for layer in image.stored.layers:
+            removed = tuple(f"{path}/" for path in layer.contents.removed)
+            self.stage = {path: stage for path, stage in self.stage.items() if not f"{path}/".startswith(removed)}
+            self.stage |= dict.fromkeys(layer.contents.files, layer.stage)
+            needed |= layer.contents.needed
+            self.searched |= layer.contents.searched
+        self.needed = {path: names for path, names in needed.items() if path in self.stage}
+        self.loaded = {posixpath.basename(name) for names in self.needed.values() for name in names}
+        self.named: dict[str, list[str]] = {}
+        for path in self.stage:
+            self.named.setdefault(posixpath.basename(path), []).append(path)
+
+    def lacking(self, path: str) -> set[str]:
+        """Return the libraries that are nowhere in the image, and that a file or what it loads needs."""
+        lacking, seen, waiting = set[str](), {path}, [path]
+        while waiting:
+            at = waiting.pop()
+            for name in map(posixpath.basename, self.needed.get(at, ())):
+                own = [f"{folder}/{name}" for folder in self.searched.get(at, ())]
+                found = [one for one in own if one in self.stage][:1] or self.named.get(name, [])
+                waiting += {*found} - seen
+                seen.update(found)
+                lacking |= {name} if not found and not _OF_THE_HOST.fullmatch(name) else set()
+        return lacking
 
 
 @rule(
