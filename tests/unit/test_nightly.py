@@ -172,7 +172,7 @@ def test_a_nightly_that_was_never_locked_says_so(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("day: 2026", "day: today"), ("[amd64.framework]", "[amd64.nightly]"), ("# checksum: ", "# sum: ")]
+    ("old", "new"), [("day: 20", "day: today "), ("[amd64.framework]", "[amd64.nightly]"), ("# checksum: ", "# sum: ")]
 )
 def test_a_damaged_lock_is_one_line(index: PackageIndex, write_spec: Write, old: str, new: str) -> None:
     spec = locked(write_spec(SPEC))
