@@ -28,6 +28,14 @@ TOKENS = (
     (("SG.",), 16, r"[\w-]{22}\.[\w-]{43}", "a SendGrid key"),
     (("KGAT_",), 16, r"[0-9a-f]{32}", "a Kaggle token"),
     (("wandb_v1_",), 16, r"\w{60,}", "a Weights & Biases key"),
+    (("nvapi-",), 16, r"[\w-]{60,70}", "an NVIDIA NGC key"),
+    (("dapi",), 32, r"[0-9a-f]{32}(?:-\d)?", "a Databricks token"),
+    (("r8_",), 16, r"[A-Za-z0-9]{37}", "a Replicate token"),
+    (("gsk_",), 16, r"[A-Za-z0-9]{52}", "a Groq API key"),
+    (("xai-",), 16, r"[A-Za-z0-9]{80}", "an xAI API key"),
+    (("sk-or-v1-",), 16, r"[0-9a-f]{64}", "an OpenRouter API key"),
+    # {"api_address": in base64
+    (("eyJhcGlfYWRkcmVzcyI6",), 16, r"[\w+/=-]{40,}", "a Neptune token"),
     (("eyJ",), 10, "", ""),
     (("Bearer ", "bearer "), 1, "", ""),
 )

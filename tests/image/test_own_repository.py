@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -106,8 +107,18 @@ def test_a_repository_is_run_pushed_edited_and_rehearsed(
         assert labels["org.opencontainers.image.licenses"] == "MIT"
     assert repository.trained in mine.run("run", "--", *repository.arguments)
 
+    kept = mine.home / "state/trainyard" / repository.name
+    assert (kept.stat().st_mode & 0o777, (kept / "build/code.tar").stat().st_mode & 0o777) == (0o700, 0o600)
+
     pushed = json.loads(mine.run("push", f"--registry={mine.registry}", "--json"))
     assert pushed["digest"] == built["digest"]
+
+    other = replace(mine, folder=tmp_path / "other" / mine.folder.name)
+    shutil.copytree(mine.folder, other.folder)
+    repository.change_a_line(other.folder)
+    for words in (["run"], ["push", f"--registry={mine.registry}"]):
+        done = other.call(*words)
+        assert done.returncode == 2 and f"is the image of {mine.folder}, which has the same name" in done.stderr
 
     repository.change_a_line(mine.folder)
     edited = json.loads(mine.run("push", "--code-only", "--json"))

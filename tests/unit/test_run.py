@@ -8,16 +8,21 @@ import os
 import stat
 import subprocess
 import sys
+import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainyard.common.errors import UserError
-from trainyard.image import local_run
+from trainyard.image import local_run, plan
 from trainyard.image.local_run import Host, Request
-from trainyard.spec import model
+from trainyard.release import publish
+from trainyard.spec import model, state
 from trainyard.spec.model import Spec
+from trainyard.workspace import code_layer, pushes
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -342,3 +347,62 @@ def test_unclosed_quotes_are_one_line(trainyard: Command) -> None:
     status, _, err = trainyard("run", "cpu", "--args", "'x")
     assert status == 2
     assert "no closing quotation: 'x" in err
+
+
+# Images of other repositories of the same name
+
+
+@pytest.fixture
+def image_of(workspace: Callable[..., Spec], tmp_path: Path) -> Callable[..., tuple[Spec, Any]]:
+    """``image_of("/other", config="")``: the repository, and its image, which was built in that folder."""
+    spec = workspace()
+
+    def make(folder: str, **labels: str) -> tuple[Spec, Any]:
+        digest = f"sha256:{'1' * 64}"
+        state.record(spec.kept, "build", digest, {"passed": True, "folder": folder})
+        code = code_layer.write(spec.workspace, tmp_path / "code.tar", spec.site).diff_id
+        lock = plan.sha256_of(spec.lock_file) if spec.lock_file.exists() else ""
+        own = {"config": spec.workspace.config_hash, "lock": lock, "code": code}
+        own = {f"io.trainyard.{name}": value for name, value in (own | labels).items()}
+        return spec, types.SimpleNamespace(id=digest, labels=own)
+
+    return make
+
+
+@pytest.mark.parametrize("label", ["config", "lock", "code"])
+def test_the_image_of_another_repository_of_that_name_is_neither_run_nor_pushed(
+    image_of: Callable[..., tuple[Spec, Any]], monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    spec, image = image_of("/home/me/other", **{label: "another"})
+    said = (
+        r"^trainyard:mine is the image of /home/me/other, which has the same name: run 'trainyard image', "
+        r"or give another 'name' in .*trainyard\.yaml$"
+    )
+    with pytest.raises(UserError, match=said):
+        local_run.check_own(spec, image)
+    monkeypatch.setattr(publish.audit, "require", lambda spec: None)
+    monkeypatch.setattr(publish, "image_to_push", lambda spec: image)
+    with pytest.raises(UserError, match=said):
+        publish.push(spec, "registry.example/ml")
+
+
+def test_the_image_of_a_copy_and_an_image_that_is_out_of_date_are_ones_own(
+    image_of: Callable[..., tuple[Spec, Any]],
+) -> None:
+    local_run.check_own(*image_of("/home/me/copy"))
+    spec, _ = image_of("")
+    local_run.check_own(*image_of(str(spec.folder), config="another", code="another"))
+    spec, image = image_of("/home/me/other", code="another")
+    image.id = f"sha256:{'2' * 64}"  # built elsewhere, and pulled
+    local_run.check_own(spec, image)
+
+
+def test_what_another_repository_of_that_name_pushed_is_not_taken(tmp_path: Path) -> None:
+    push = pushes.Push("host/ml/trainyard", "mine-1", "sha256:1", "", "", "")
+    pushes.record(tmp_path / "mine", replace(push, folder="/home/me/other"))
+    assert pushes.last(tmp_path / "mine", folder=tmp_path) is None
+    assert pushes.last(tmp_path / "mine", push.repository, tmp_path) is None
+    assert pushes.last(tmp_path / "mine", folder=Path("/home/me/other")) is not None
+    pushes.record(tmp_path / "mine", push)  # by an earlier Trainyard
+    assert pushes.last(tmp_path / "mine", folder=tmp_path) is not None
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700

@@ -42,6 +42,13 @@ TOKENS_OF = {
         "sk" + "-proj-" + MIXED[:74] + "T3Blbk" + "FJ" + MIXED[:74],
     ],
     "a SendGrid key": ["S" + "G." + MIXED[:22] + "." + MIXED[:43]],
+    "an NVIDIA NGC key": ["nv" + "api-" + MIXED[:64]],
+    "a Databricks token": ["da" + "pi" + HEXADECIMAL[:32], "da" + "pi" + HEXADECIMAL[:32] + "-2"],
+    "a Replicate token": ["r" + "8_" + MIXED[:37]],
+    "a Groq API key": ["gs" + "k_" + MIXED[:52]],
+    "an xAI API key": ["xa" + "i-" + MIXED[:80]],
+    "an OpenRouter API key": ["sk" + "-or-v1-" + HEXADECIMAL],
+    "a Neptune token": ["eyJhcGlf" + "YWRkcmVzcyI6" + MIXED[:120]],
     "a Kaggle token": ["KG" + "AT_" + HEXADECIMAL[:32]],
     "a Weights & Biases key": ["wandb" + "_v1_" + MIXED[:27] + "_" + MIXED[:49]],
 }
@@ -75,6 +82,16 @@ SECRET = MIXED[:20] + "/" + MIXED[:19]
         (f"machine api.wandb.ai\n  login user\n  password {HEXADECIMAL[:40]}\n", "a Weights & Biases key"),
         (f'wandb.login(relogin=True, key="{HEXADECIMAL[:40]}")', "a Weights & Biases key"),
         (f"//npm.example/:_authToken={MIXED[:36]}\n", "an npm credential"),
+        (f"NGC_API_KEY={MIXED[:84]}", "an NVIDIA NGC key"),
+        (f'[default]\ntoken_id = "ak-{MIXED[:22]}"\ntoken_secret = "as-{MIXED[:22]}"\n', "a Modal token"),
+        (f"AccountName=data;AccountKey={MIXED[:86]}==;EndpointSuffix=core.windows.net", "an Azure storage key"),
+        (f'os.environ["AZURE_STORAGE_KEY"] = "{MIXED[:86]}=="', "an Azure storage key"),
+        (f"AZURE_CLIENT_SECRET=q7Z8Q~{MIXED[:34]}", "an Azure client secret"),
+        (f"export AWS_SECRET_ACCESS_KEY={SECRET}", "an AWS key"),
+        (f'fs = S3(secret_access_key="{SECRET}")', "an AWS key"),
+        (f"users:\n- name: me\n  user:\n    token: {MIXED[:60]}\n", "Kubernetes credentials"),
+        (f"    client-key-data: {MIXED[:120]}\n", "Kubernetes credentials"),
+        (json.dumps({"auths": {"registry.example.com": {"auth": MIXED[:24]}}}), "registry credentials"),
     ],
 )
 def test_secrets_without_a_form_are_known_by_the_words_before_them(text: str, kind: str) -> None:
@@ -96,6 +113,11 @@ def test_secrets_without_a_form_are_known_by_the_words_before_them(text: str, ki
         f"see git+https://github.com/wandb/wandb@{HEXADECIMAL[:40]} and https://wandb.ai/login",
         "WANDB_API_KEY=${WANDB_API_KEY}",
         '{"username": "me", "key": "value"}',
+        f"aws_secret_access_key = {HEXADECIMAL[:40]}",
+        "client_secret = os.environ['CLIENT_SECRET']",
+        "AccountKey=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+        '{"auths": {"registry.example.com": {}}, "credsStore": "desktop"}',
+        "users:\n- name: me\n  user:\n    exec: {command: gke-gcloud-auth-plugin}\n",
         "//npm.example/:_authToken=${NPM_TOKEN}",
         # The output of a notebook: base64 in which a prefix stands by chance, between other characters of base64.
         '"image/png": "iVBORw0KGgo' + MIXED[:30] + "AI" + "za" + MIXED[:120] + "+/" + "AK" + "IA" + MIXED[:60] + '=="',
@@ -105,6 +127,18 @@ def test_secrets_without_a_form_are_known_by_the_words_before_them(text: str, ki
 )
 def test_text_that_only_resembles_a_secret_is_not_refused(text: str) -> None:
     assert secret_scan.in_text(text.encode(), "src/notes.md") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        (f"[s3]\ntype = s3\nsecret_access_key = {MIXED[:30]}\n", True),
+        (f'[drive]\ntype = drive\ntoken = {{"access_token":"{MIXED[:30]}"}}\n', True),
+        ("[s3]\ntype = s3\nprovider = GCS\nenv_auth = true\nsecret_access_key = ${SECRET_ACCESS_KEY}\n", False),
+    ],
+)
+def test_the_configuration_of_rclone_is_refused_for_its_secrets(text: str, refused: bool) -> None:
+    assert secret_scan.in_text(text.encode(), "conf/rclone.conf") == (["credentials of rclone"] if refused else [])
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_it_has_the_bytes_that_buildkit_exports(tmp_path: Path) -> None:
     written = code_layer.write(workspace, tmp_path / "code.tar", site)
     assert written.diff_id == awkward_code.DIFF_ID
     assert written.size == (tmp_path / "code.tar").stat().st_size
+    assert (tmp_path / "code.tar").stat().st_mode & 0o777 == 0o600, "the code may be private"
 
 
 def test_it_depends_on_the_code_alone(tmp_path: Path) -> None:

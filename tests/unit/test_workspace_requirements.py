@@ -284,7 +284,7 @@ def test_uv_sources_choose_an_index_a_path_or_a_repository_for_the_image(write: 
               {index = "mac", marker = "sys_platform == 'darwin'"},
               {index = "company", marker = "sys_platform == 'linux'"},
             ]
-            inner = {path = "../inner", editable = true}
+            inner = {path = "libs/inner", editable = true}
             tool = {git = "https://host.example/tool", tag = "v1", subdirectory = "python"}
         """
     )
@@ -292,7 +292,7 @@ def test_uv_sources_choose_an_index_a_path_or_a_repository_for_the_image(write: 
     assert [line.text for line in wanted.lines] == ["torch", "other"]
     assert wanted.index_of == {"torch": "company"}
     assert [(one.name, one.location) for one in wanted.sources] == [
-        ("inner", str(tmp_path / "inner")),
+        ("inner", str(tmp_path / "repository/libs/inner")),
         ("tool", "git+https://host.example/tool@v1#subdirectory=python"),
     ]
 

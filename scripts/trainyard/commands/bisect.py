@@ -39,6 +39,7 @@ GROUP = "build"
 @options.option("--runs", type=options.Count(min=1), default=3, help="Runs of which --performance takes the median.")
 @options.flag("--force", help="Try again what an earlier run has tried.")
 @options.builder
+@options.data
 @options.offline
 @options.verbose
 @options.json_output

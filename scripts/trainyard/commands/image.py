@@ -33,6 +33,7 @@ GROUP = "build"
 @options.flag("--no-cache", help="Build every stage again.")
 @options.flag("--force", help="Verify and smoke-test again, even if this digest has passed.")
 @click.option("--events", type=int, hidden=True, help="File descriptor for events (trainyard.release.events).")
+@options.data
 @options.offline
 @options.quiet
 @options.smoke_network

@@ -87,6 +87,7 @@ def command(
     request = local_run.Request(words, program, mount, shell, jupyter, port, data, output, gpus, environment, terminal)
     reference = f"{NAME}:{spec.local_name}"
     image = docker_engine.image(reference, made_by=spec.command("image"))
+    local_run.check_own(spec, image)
     host = local_run.host()
     server = local_run.jupyter_server(reference) if jupyter else ""
     arguments = local_run.arguments(spec, reference, request, host, server)

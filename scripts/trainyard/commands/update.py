@@ -56,6 +56,7 @@ def _end_of_day(context: click.Context, _parameter: click.Parameter, value: str 
 @options.flag("--no-bisect", help="Leave out a group that is worse as a whole.")
 @options.flag("--force", help="Try again what an earlier run has tried.")
 @options.builder
+@options.data
 @options.offline
 @options.verbose
 @options.json_output

@@ -208,6 +208,15 @@ builder = option(
     help="Builder of 'docker buildx' to build on, by default the one that buildx uses.",
 )
 
+#: ``--data``: what smoke tests have at /data.
+data = option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    callback=_choose,
+    expose_value=False,
+    help="Folder that smoke tests read at /data, also from outside of the repository. Default: 'smoke.data'.",
+)
+
 #: ``--trust-config``: the Sigstore instance that certificates are of.
 trust_config = option(
     "--trust-config",

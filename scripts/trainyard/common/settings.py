@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +41,10 @@ CHECKOUT: Path | None = None if _PACKAGED.is_dir() else PACKAGE.parent.parent
 ROOT = CHECKOUT or _PACKAGED
 
 
+#: The words that start uv; ``-P``: not a ``uv.py`` of the current folder.
+UV = (sys.executable, "-P", "-m", "uv")
+
+
 def variable(name: str) -> str:
     """The value of ``TRAINYARD_<name>``; empty if it is not set."""
     return os.environ.get(PREFIX + name, "")
@@ -65,9 +70,16 @@ def set_standard_variable(name: str, value: str) -> None:
     os.environ[name] = value
 
 
+#: What git tells its hooks, which names another repository than a folder does (``git rev-parse --local-env-vars``).
+_OF_GIT_HOOKS = re.compile(
+    r"GIT_(\w*(OBJECT_DIRECTOR(Y|IES)|_TREE|_PATHSPECS)|(COMMON_)?DIR|(GRAFT|INDEX|SHALLOW)_FILE|PREFIX|NAMESPACE"
+    r"|NO_REPLACE_OBJECTS|REPLACE_REF_BASE|QUARANTINE_PATH)"
+)
+
+
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a child process: this process's, with ``changes``."""
-    return {**os.environ, **changes}
+    """The environment of a child process: this process's without what a git hook is told, with ``changes``."""
+    return {name: value for name, value in os.environ.items() if not _OF_GIT_HOOKS.fullmatch(name)} | changes
 
 
 def adopt_make_variables() -> list[str]:

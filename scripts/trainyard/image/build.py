@@ -392,6 +392,7 @@ def _build(
     facts = {
         "digest": digest,
         "seconds": round(time.monotonic() - started, 1),
+        "folder": str(spec.folder),
         "tag": plan.tag,
         "floating_tags": list(plan.floating_tags),
         "index": plan.index,

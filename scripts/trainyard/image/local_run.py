@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from docker.models.images import Image
+
 from trainyard.common.errors import UserError
+from trainyard.image import plan
 from trainyard.oci import docker_engine
-from trainyard.spec import workspace
+from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import LABELS
+from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.workspace import COMMAND, Workspace
 from trainyard.workspace import code_files, code_layer
 
@@ -147,8 +150,7 @@ def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
     if request.mount:
         own = spec.repository(f"--mount: {spec.target} is a target of the catalogue: there is no code to mount")
         mounts += [bind(path, place) for path, place in code_mounts(own.workspace).items()]
-    smoke = spec.workspace.document.smoke
-    data = request.data or (spec.folder / smoke.data if smoke and smoke.data else None)
+    data = request.data or spec.workspace.data
     if data is not None:
         if not data.is_dir():
             raise UserError(f"--data: no folder '{data}'")
@@ -241,6 +243,24 @@ def jupyter_server(reference: str) -> str:
             "'trainyard lock' and 'trainyard image'"
         )
     return server
+
+
+def check_own(spec: Spec, image: Image) -> None:
+    """Raise a :class:`UserError` if a local image is that of another repository, which has the same name.
+
+    It is if it was built in another folder, and the lock, the settings or the code of this one differ from its own.
+    """
+    labels = image.labels
+    built = state.recall(spec.kept, "build", str(image.id)) if f"{LABELS}.config" in labels else None
+    if not built or built.get("folder", str(spec.folder)) == str(spec.folder):
+        return
+    lock = plan.sha256_of(spec.lock_file) if spec.lock_file.is_file() else ""
+    same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (lock, spec.workspace.config_hash)
+    if not same or code_changed(spec, labels):
+        raise UserError(
+            f"{NAME}:{spec.local_name} is the image of {built['folder']}, which has the same name: run "
+            f"'{spec.command('image')}', or give another 'name' in {spec.where}"
+        )
 
 
 def code_changed(spec: Spec, labels: dict[str, str]) -> bool:

@@ -18,6 +18,7 @@ from trainyard.spec.catalog import debian_bases
 from trainyard.spec.lock import FILE
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag
+from trainyard.spec.repository_files import leads_out
 
 
 @cache
@@ -57,7 +58,15 @@ def revision(root: Path = ROOT) -> str:
     if not commit:
         return "unknown"
     paths = ["images", "trainers", "launcher"] if root == ROOT else ["."]
-    return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--", *paths) else commit
+    return f"{commit}-dirty" if _is_changed(root, *paths) else commit
+
+
+def _is_changed(folder: Path, *paths: str) -> bool:
+    """Return whether files of a repository, or of its submodules, differ from its commit."""
+    listed = (_git(folder, "ls-files", "--stage", "-z", "--", *paths) or "").split("\0")
+    modules = (folder / line.partition("\t")[2] for line in listed if line.startswith("160000 "))
+    inner = (one for one in modules if (one / ".git").exists() and not leads_out(one, folder))
+    return bool(_git(folder, "status", "--porcelain", "--", *paths)) or any(_is_changed(one, ".") for one in inner)
 
 
 def source_date_epoch(root: Path = ROOT) -> int:

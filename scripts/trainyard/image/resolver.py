@@ -10,7 +10,6 @@ import json
 import logging
 import re
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import tomllib
@@ -164,7 +163,7 @@ class Project:
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder)
             self._write(here)
-            command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "pyproject.toml", *arguments]
+            command = [*settings.UV, "pip", "compile", "--quiet", "pyproject.toml", *arguments]
             command += ["--python-version", self.python, "--python-platform", self.platform]
             command += ["--python", f"{_python().name}/bin/python", "--no-build-isolation"]
             if self.offline:

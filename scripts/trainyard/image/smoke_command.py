@@ -22,6 +22,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import shlex
 import tarfile
@@ -43,7 +44,9 @@ from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines, tracebacks
 from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
+from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import FILE, FOLDER, Level, SmokeRun, Workspace
+from trainyard.spec.yaml_source import relative
 
 logger = logging.getLogger(__name__)
 
@@ -272,13 +275,13 @@ class Tester:
         """Yield a sandbox with the data, an empty output folder, and the working directory as in the image."""
         image, network, folders = self.subject.image, self.subject.network, ("observer/asked", "observer/started")
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes(), _PEAK: _PEAK_MEMORY.read_bytes()}
-        data = self.subject.smoke.data if self.subject.smoke else None
+        data = self.subject.workspace.data if self.subject.workspace else None
         volumes = dict.fromkeys(self._tops, "rw") | ({DATA: "ro"} if data else {})
         with SmokeSandbox(image, files, folders, volumes, self._emulated, network=network) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             if data and self.subject.workspace:
                 with tempfile.TemporaryFile() as file:
-                    _pack(self.subject.workspace.root / data, file)
+                    _pack(data, file, self.subject.workspace)
                     sandbox.put(DATA, file)
             yield sandbox
 
@@ -461,8 +464,12 @@ class Tester:
         return files
 
 
-def _pack(folder: Path, file: Any) -> None:
-    """Write the contents of a folder to ``file`` as a tar that every user can read."""
+def _pack(folder: Path, file: Any, workspace: Workspace) -> None:
+    """Write a folder to ``file`` as a tar that every user can read, or raise a :class:`UserError`.
+
+    Links are what they refer to, and none of a folder of the repository ``workspace`` leads out of that.
+    """
+    foreign = not workspace.given_data
 
     def readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
@@ -470,8 +477,11 @@ def _pack(folder: Path, file: Any) -> None:
         return entry
 
     with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
-        for path in sorted(folder.iterdir()):
-            tar.add(path, arcname=path.name, filter=readable)
+        for name, folders, files in os.walk(folder, followlinks=True):
+            for path in sorted(Path(name, one) for one in (*folders, *files)):
+                if foreign and path.is_symlink():
+                    inside(path, workspace.root, relative(workspace.file))
+                tar.add(path, arcname=str(path.relative_to(folder)), filter=readable, recursive=False)
     file.seek(0, io.SEEK_SET)
 
 

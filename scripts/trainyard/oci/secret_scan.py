@@ -47,16 +47,34 @@ _ANY_CREDENTIAL_FILE = re.compile("|".join(translate(pattern) for pattern in CRE
 # Google's service account keys contain one too, with line ends written as \\n.
 _PRIVATE_KEY = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----(?:\s|\\[nr])+[A-Za-z0-9+/=\\\s]{64,}")
 
-#: Secrets without a prefix of their own, by the words before them: those, what follows, and the kind.
+#: What assigns a value to the name before it, in the languages of settings and in Python.
+_IS = r"[\"'\]\s]*(?:[=:,]|value:)\s*[\"']?"
+
+_AWS_SECRET = r"(?![\da-f]{40})[\w+/]{40}(?![\w+/=])"
+_AZURE_SECRET = r"[\w.~-]{3}\dQ~[\w.~-]{31,34}"
+
+#: Secrets without a prefix of their own: any of the words before them, what follows, and the kind.
 _IN_CONTEXT = (
-    ("WANDB_API_KEY", r"[\"'\]\s]*(?:[=:,]|value:)\s*[\"']?[0-9a-f]{40}", "a Weights & Biases key"),
+    ("WANDB_API_KEY", rf"{_IS}[0-9a-f]{{40}}", "a Weights & Biases key"),
     ("wandb.ai", r"\s+login\s+\S+\s+password\s+[0-9a-f]{40}", "a Weights & Biases key"),
     ("wandb.login(", r"[^()]{0,99}\b[0-9a-f]{40}", "a Weights & Biases key"),
-    ("KAGGLE_KEY", r"[\"'\]\s]*(?:[=:,]|value:)\s*[\"']?[0-9a-f]{32}", "a Kaggle key"),
+    ("KAGGLE_KEY", rf"{_IS}[0-9a-f]{{32}}", "a Kaggle key"),
     # https://github.com/Kaggle/kaggle-api/blob/main/docs/README.md: kaggle.json
     ('"username"', r'\s*:\s*"[^"]*"\s*,\s*"key"\s*:\s*"[0-9a-f]{32}', "a Kaggle key"),
     # https://docs.npmjs.com/cli/configuring-npm/npmrc
     (":_", r"(?:authToken|auth|password)\s*=\s*[\"']?[\w+/=.-]{20,}", "an npm credential"),
+    ("NGC_API_KEY", rf"{_IS}[A-Za-z0-9]{{80,90}}", "an NVIDIA NGC key"),
+    ("token_secret MODAL_TOKEN_SECRET", rf"{_IS}as-[A-Za-z0-9]{{20,}}", "a Modal token"),
+    # The key of the emulator is public: https://learn.microsoft.com/en-us/azure/storage/common/storage-use-azurite
+    ("AccountKey AZURE_STORAGE_KEY", rf"{_IS}(?!Eby8vdM02xNO)[A-Za-z0-9+/]{{86}}==", "an Azure storage key"),
+    ("client_secret AZURE_CLIENT_SECRET", rf"{_IS}{_AZURE_SECRET}", "an Azure client secret"),
+    ("secret_access_key aws_secret_access_key AWS_SECRET_ACCESS_KEY", rf"{_IS}{_AWS_SECRET}", "an AWS key"),
+    # https://kubernetes.io/docs/reference/config-api/kubeconfig.v1/
+    ("client-key-data", rf"{_IS}[A-Za-z0-9+/=]{{64,}}", "Kubernetes credentials"),
+    ("user:", r"\s+token:\s*[\"']?[\w.-]{40,}", "Kubernetes credentials"),
+    # https://github.com/docker/cli/blob/v27.0.0/cli/config/configfile/file.go
+    ('auths"', r'\s*:\s*\{[^{}]*\{[^{}]*"(?:auth|identitytoken)"\s*:\s*"[\w+/=.-]{8,}', "registry credentials"),
+    (".dockerconfigjson", rf"{_IS}ey[\w+/=]{{40,}}", "registry credentials"),
 )
 
 #: What documentation and tests write in the place of a secret.
@@ -69,9 +87,27 @@ _ASSIGNMENT = re.compile(
     rb"([\w+=.~!@%^&*-]{8,})[\"']?\s*$"
 )
 
-#: ``scheme://user:password@host``. Sources and manuals contain examples, so only settings are searched.
-_PASSWORD_URL = re.compile(rb"\b[a-z][a-z0-9+.-]*://[^\s/:@'\"<>{}$]+:[^\s/:@'\"<>{}$*]+@[A-Za-z0-9]")
+#: Of rclone (https://rclone.org/docs/#configure): whatever is called so.
+_RCLONE = re.compile(rb"(?m)^\s*(?:pass|password2?|key|token|\w*secret\w*|\w+_key)\s*=\s*(?![$<*]|\{\{)\S{8,}")
+
+#: Endings of files of settings.
 _SETTINGS = (".conf", ".cfg", ".list", ".sources", "/uv.toml", ".condarc", ".gitconfig", ".npmrc", "etc/environment")
+
+#: ``scheme://user:password@host``, with groups for the last two; ``//host:443/path@v1`` has a port.
+_ADDRESS = re.compile(rb"://[^\s/:@'\"<>]*:(?!\d{1,5}[/?#])([^\s@'\"<>]{1,200})@([A-Za-z0-9\[][\w.-]*)")
+
+#: What stands for a password, and what documentation and tests have in the place of it and of the host.
+_REFERENCE = re.compile(rb"\$\{?\w+\}?|\$\(.*\)|\{.*\}|%\(?\w+\)?s?|[*x.]+")
+_NO_PASSWORD = re.compile(rb"(?i)(?:my)?[-_]?(?:user(?:name)?|pass(?:word|wd)?|pwd|pw|token|secret|key)")
+_NO_HOST = re.compile(rb"[^.]*|127\.[\d.]+|0\.0\.0\.0|(?:.*\.)?(?:example\.\w+|[^.]+\.(?:test|invalid|local|internal))")
+
+#: Files whose addresses uv, pip, conda and git use, and lines of any file that begin with an option of pip.
+_INSTALLED_FROM = re.compile(
+    r"(?:.*/)?(?:.*(?:requirements|constraints).*\.(?:txt|in)|requirements/.*\.(?:txt|in)|pip\.ini|Pipfile|\.gitmodules"
+    r"|(?:pyproject|uv|poetry|pdm|pylock.*)\.toml|(?:uv|poetry|pdm|Pipfile)\.lock|environment.*\.ya?ml"
+    r"|setup\.(?:cfg|py)|tox\.ini|trainyard\.yaml)"
+)
+_PIP_OPTION = re.compile(rb"\s*(?:-[efi]|--editable|--find-links|--(?:extra-)?index-url)[\s=]")
 
 #: Names of variables whose value is a secret, unless it is a file's path.
 _SECRET_NAME = re.compile(
@@ -110,7 +146,7 @@ def in_name(path: str) -> str | None:
 
 @cache
 def _patterns() -> list[tuple[bytes, re.Pattern[bytes], list[str]]]:
-    """Return text that all matches contain, a pattern and the kinds of its groups, for each first letter of a form.
+    """Return text that all matches contain, a pattern and the kinds of its groups, for each beginning of a form.
 
     A pattern that begins with fixed text is found fast: 200 MB of sources take 2 s. ``in`` is faster still for text
     that begins with a frequent letter; for other text it is empty.
@@ -118,18 +154,18 @@ def _patterns() -> list[tuple[bytes, re.Pattern[bytes], list[str]]]:
     code = ast.parse(TOKENS.read_text(encoding="utf-8")).body
     tokens = ast.literal_eval(next(one.value for one in code if isinstance(one, ast.Assign)))
     forms = [(prefix, rest, kind) for prefixes, _, rest, kind in tokens for prefix in prefixes if rest]
-    letters: dict[str, list[tuple[str, str, str]]] = {}
-    for form in (*forms, *_IN_CONTEXT):
-        letters.setdefault(form[0][0], []).append(form)
+    beginnings: dict[str, list[tuple[str, str, str]]] = {}
+    for form in (*forms, *((word, rest, kind) for words, rest, kind in _IN_CONTEXT for word in words.split(" "))):
+        beginnings.setdefault(form[0][:3], []).append(form)
     found = []
-    for letter, same in letters.items():
+    for same in beginnings.values():
         start = os.path.commonprefix([prefix for prefix, _, _ in same])  # noqa: RUF071 - not paths
         # The group is at the end: alternatives that begin with fixed text are rejected fast.
         rests = (
             f"{re.escape(one[len(start) :])}(?<![\\w-]{re.escape(one)}){rest}(?![\\w-])()" for one, rest, _ in same
         )
         pattern = re.compile(f"{re.escape(start)}(?:{'|'.join(rests)})".encode(), re.DOTALL)
-        needle = start if len(start) > 3 and letter in "acdeilnoprstu" else ""
+        needle = start if len(start) > 3 and start[0] in "acdeilnoprstu" else ""
         found.append((needle.encode(), pattern, [kind for _, _, kind in same]))
     return found
 
@@ -139,22 +175,41 @@ def in_text(data: bytes, path: str = "") -> list[str]:
     found = ["a private key"] if b"PRIVATE KEY-----" in data and _PRIVATE_KEY.search(data) else []
     for needle, pattern, kinds in _patterns():
         if needle in data:
-            matches = [match for match in pattern.finditer(data) if not _PLACEHOLDER.search(match[0])]
-            found += [kinds[(match.lastindex or 1) - 1] for match in matches]
+            for match in pattern.finditer(data):
+                found += [kinds[(match.lastindex or 1) - 1]] * (not _PLACEHOLDER.search(match[0].rpartition(b'"')[2]))
     if _ENVIRONMENT_FILE.fullmatch(path) and any(
         _SECRET_NAME.search(name.decode()) and not _PLACEHOLDER.search(value)
         for name, value in _ASSIGNMENT.findall(data)
     ):
         found.append("an environment file with secrets")
-    if path.endswith(_SETTINGS) and _PASSWORD_URL.search(data):
-        found.append("an address with a password")
+    if path.endswith("rclone.conf") and _RCLONE.search(data):
+        found.append("credentials of rclone")
+    if path.startswith("workspace/") or path.endswith(_SETTINGS):
+        found += ["an address with a password"] * address_with_password(data, path)[1]
     return list(dict.fromkeys(found))
+
+
+def address_with_password(data: bytes, path: str) -> tuple[int, bool]:
+    """Return the line of an address with a password, 0 without one, and whether installers read that line or file.
+
+    Elsewhere, addresses of documentation and tests do not count.
+    """
+    noted, settled = 0, path.endswith(_SETTINGS)
+    for match in _ADDRESS.finditer(data):
+        word = not settled and (_NO_PASSWORD.fullmatch(match[1]) or _PLACEHOLDER.search(match[1]))
+        if word or _REFERENCE.fullmatch(match[1]):
+            continue
+        start = data.rfind(b"\n", 0, match.start()) + 1
+        number = data.count(b"\n", 0, start) + 1
+        if settled or _INSTALLED_FROM.fullmatch(path) or _PIP_OPTION.match(data, start):
+            return number, True
+        noted = noted or number * (not (_NO_HOST.fullmatch(match[2]) or b"/" in match[1] or b"\0" in data))
+    return noted, False
 
 
 def _in_line(text: str) -> list[str]:
     """Return kinds of credentials in text that is no file."""
-    password = ["an address with a password"] if _PASSWORD_URL.search(text.encode()) else []
-    return in_text(text.encode()) + password
+    return in_text(text.encode(), ".conf")
 
 
 def in_setting(name: str, value: str) -> list[str]:

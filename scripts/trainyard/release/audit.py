@@ -192,7 +192,7 @@ def _pip_audit(service: str, lines: list[str]) -> list[dict[str, Any]] | None:
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip_audit", "--format=json", f"--vulnerability-service={service}"]
+        command = [sys.executable, "-P", "-m", "pip_audit", "--format=json", f"--vulnerability-service={service}"]
         command += ["--progress-spinner=off", "--disable-pip", "--no-deps", "--timeout=15", "--aliases=on", "--desc=on"]
         command += [f"--cache-dir={folder}/cache", f"--requirement={requirements}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -111,7 +111,7 @@ def make(job: Job, arguments: list[str]) -> None:
     own(job.log.parent)
     job.stage = "build"
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "trainyard", "image", job.name, f"--events={writer}", *arguments]
+    command = [sys.executable, "-P", "-m", "trainyard", "image", job.name, f"--events={writer}", *arguments]
     with job.log.open("w", encoding="utf-8") as log, os.fdopen(reader, encoding="utf-8") as lines:
         try:
             process = job.process = subprocess.Popen(

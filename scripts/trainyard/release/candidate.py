@@ -151,7 +151,7 @@ def from_reference(
     if spec:
         image.tag(NAME, spec.local_name)
     smoke = tested.smoke
-    mounts = [f"--volume={spec.folder / smoke.data}:{local_run.DATA}:ro"] if spec and smoke and smoke.data else []
+    mounts = [f"--volume={spec.workspace.data}:{local_run.DATA}:ro"] if spec and spec.workspace.data else []
     words = tested.words(smoke.args if smoke else ["--help"])
     return {
         "image": name,
@@ -197,9 +197,10 @@ def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = No
     if spec.run:
         smoke = spec.workspace.document.smoke
         words = smoke.args if smoke else ["--help"]
-        output = ["--output=output"] if trained.get("writes_output") else []
+        folders = [f"--data={spec.context.data}"] if spec.context.data else []
+        folders += ["--output=output"] if trained.get("writes_output") else []
         return shlex.join(
-            ["trainyard", "run", *([target] if target else []), *output, *(["--", *words] if words else [])]
+            ["trainyard", "run", *([target] if target else []), *folders, *(["--", *words] if words else [])]
         )
     trainer = spec.trainers.default
     flags = trainer_flags.of_trainer(spec.trainers.package, trainer)

@@ -61,7 +61,7 @@ def pushed_tag(target: str) -> str:
 
 def address(spec: Spec, registry: str | None) -> str:
     """Return the registry that the code is pushed to: the given one, else the last push's, or raise a UserError."""
-    known = None if registry else pushes.last(_kept(spec))
+    known = None if registry else pushes.last(_kept(spec), folder=spec.folder)
     return known.address if known else check_address(registry)
 
 
@@ -82,7 +82,7 @@ def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
     pushed = pushed_code.at_registry(spec, repository, digest)
     if pushed is None:
         raise StepFailed(f"{repository.name} no longer has {digest}, which was just pushed: run 'trainyard push' again")
-    pushes.record(_kept(spec), replace(pushed, tag=tag))
+    pushes.record(_kept(spec), replace(pushed, tag=tag, folder=str(spec.folder)))
     stored = repository.existing(digest)
     if not pushed.images:
         stored = pushed_code.with_configuration(Image(pushed), stored)
@@ -230,11 +230,11 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     started = time.monotonic()
     spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
     repository = Repository(f"{registry}/{NAME}", spec.context.state)
-    known = None if image else pushes.last(_kept(spec), repository.name)
+    known = None if image else pushes.last(_kept(spec), repository.name, spec.folder)
     with Threads(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
         current = pool.submit(_check_lock, spec)
-        pushed = known or _pushed(spec, repository, image)
+        pushed = known or replace(_pushed(spec, repository, image), folder=str(spec.folder))
         images = pushed_code.images_of(pushed)
         for member in images:
             _check(spec, pushed, member)

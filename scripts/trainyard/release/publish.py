@@ -17,7 +17,7 @@ import docker.errors
 
 from trainyard.common import stages
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import fallback, provenance
+from trainyard.image import fallback, local_run, provenance
 from trainyard.oci import docker_engine, inventory, registry
 from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
@@ -118,6 +118,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     advisories = audit.require(spec)
     image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
+    local_run.check_own(spec, image)
     passed = state.require(spec.kept, digest, "verify", "smoke", made_by=spec.command("image"))
     tag = str(image.labels.get(TAG) or "")
     if not tag:

@@ -29,7 +29,6 @@ says which Trainyard wrote it, and for which target, base and requirements.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -42,9 +41,8 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
-from trainyard.common.errors import UserError
 from trainyard.common.installation import check_writable
-from trainyard.spec import yaml_source
+from trainyard.spec import repository_files, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.framework import BaseContents
 from trainyard.spec.yaml_source import relative
@@ -360,11 +358,4 @@ def write(path: Path, lock: Lock) -> None:
         UserError: it is part of the installed package, or its folder cannot be written.
     """
     check_writable(path)
-    temporary = path.with_name(f".{FILE}.new")
-    try:
-        temporary.write_text(lock.text(), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise UserError(f"{relative(path)}: cannot be written ({error.strerror})") from None
+    repository_files.write(path.parent, path.name, lock.text())

@@ -39,6 +39,7 @@ from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
 from trainyard.spec.matrix import End
 from trainyard.spec.naming import LABELS
+from trainyard.spec.repository_files import check_links, leads_out
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
@@ -618,6 +619,7 @@ def each_platform(spec: S) -> list[S]:
 
 def _load_repository(path: Path, context: Context | None = None) -> RepositorySpec:
     """Return the spec of a user's repository: its parent's, with what trainyard.yaml adds."""
+    check_links(path.parent)
     data = yaml_source.read(path)
     document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
 
@@ -644,8 +646,6 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         refuse(("code",), "there is no 'run', the command that shows that it works: give one, or remove 'code'")
     if document.smoke and not document.run:
         refuse(("smoke",), "there is no 'run', the command that it would run")
-    if document.smoke and document.smoke.data and not (path.parent / document.smoke.data).is_dir():
-        refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}")
     if parent.framework_in_base and document.build:
         refuse(
             ("build",),
@@ -657,7 +657,12 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
     content = lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True)
-    described = Workspace(path, document)
+    described = Workspace(path, document, parent.context.data)
+    own = replace(described, given_data="").data
+    out = own and leads_out(own, workspace.git_root(path.parent))
+    if document.smoke and own and (out or not own.is_dir()):
+        more = ": one from outside of the repository is given with 'trainyard image --data <folder>'" if out else ""
+        refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}{more}")
     return RepositorySpec.model_construct(
         **inherited
         | {

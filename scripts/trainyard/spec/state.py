@@ -49,7 +49,7 @@ class BuildResult(Result, total=False):
     """See :func:`trainyard.image.build.build`.
 
     Attributes:
-        seconds: how long the build took.
+        seconds: how long the build took, ``folder``: of the spec.
         tag: the immutable tag, ``floating_tags``: those that move with every image of the target.
         index: name of the package index, ``base``: reference of the base image.
         notes: fallbacks that were taken, a sentence each.
@@ -59,6 +59,7 @@ class BuildResult(Result, total=False):
     """
 
     seconds: float
+    folder: str
     tag: str
     floating_tags: list[str]
     index: str
@@ -157,9 +158,9 @@ def _reader(step: str) -> TypeAdapter[Any]:
 
 
 def own(folder: Path) -> Path:
-    """Return a folder of the state folder, which is made and marked unless it exists."""
+    """Return a folder of the state folder, made and marked unless it exists: with private code, for its owner alone."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / MARKER).touch()
     return folder
 

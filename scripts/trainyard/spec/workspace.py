@@ -216,15 +216,23 @@ class Workspace:
     Attributes:
         file: the trainyard.yaml.
         document: its content.
+        given_data: folder that its containers have at /data in place of ``smoke.data``; empty: that.
     """
 
     file: Path
     document: WorkspaceDocument
+    given_data: str = ""
 
     @property
     def root(self) -> Path:
         """The folder of trainyard.yaml, which becomes /workspace."""
         return self.file.parent
+
+    @property
+    def data(self) -> Path | None:
+        """The folder that its containers have at /data; None: none."""
+        name = self.given_data or (self.document.smoke and self.document.smoke.data)
+        return self.root / name if name else None
 
     @property
     def config_hash(self) -> str:

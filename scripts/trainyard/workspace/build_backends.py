@@ -15,6 +15,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common import git
+from trainyard.spec.repository_files import inside
+from trainyard.spec.yaml_source import relative
 from trainyard.workspace.lines import syntax_tree, text_of
 
 #: Hatchling's default (https://hatch.pypa.io/latest/plugins/version-source/regex/), also of PDM's files.
@@ -113,9 +115,9 @@ def version(folder: Path, name: str, document: Mapping[str, Any]) -> str | None:
     if "setuptools_scm" in tool or "setuptools-scm" in tool or "vcs" in hatch.get("source", ""):
         found = _from_git(folder)
     elif hatch.get("path"):
-        found = _matched(folder / hatch["path"], hatch.get("pattern", _ASSIGNMENT))
+        found = _matched(_content(folder, hatch["path"]), hatch.get("pattern", _ASSIGNMENT))
     elif pdm.get("source") == "file":
-        found = _matched(folder / pdm.get("path", ""), _ASSIGNMENT)
+        found = _matched(_content(folder, pdm.get("path", "")), _ASSIGNMENT)
     elif pdm.get("source") == "scm":
         found = _from_git(folder)
     elif settings := tool.get("setuptools", {}).get("dynamic", {}).get("version"):
@@ -136,7 +138,7 @@ def from_setuptools(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return _normal(_attribute(folder, str(attribute), [folder, folder / "src"]))
     file = settings.get("file")
     files = file if isinstance(file, list) else [file]
-    text = "\n".join(text_of(folder / str(one)) for one in files if one)
+    text = "\n".join(_content(folder, str(one)) for one in files if one)
     return _normal(text.strip())
 
 
@@ -156,7 +158,7 @@ def dependencies(folder: Path, document: Mapping[str, Any]) -> tuple[str, ...] |
 
 def listed(folder: Path, files: Iterable[str]) -> tuple[str, ...]:
     """Return the requirements that files of a folder list, a line each; none of a file that cannot be read."""
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for file in files for line in text_of(folder / file).splitlines())
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for file in files for line in _content(folder, file).splitlines())
     return tuple(filter(None, lines))
 
 
@@ -167,9 +169,13 @@ def _normal(text: str | None) -> str | None:
         return None
 
 
-def _matched(path: Path, pattern: str) -> str | None:
+def _content(folder: Path, name: str) -> str:
+    return text_of(inside(folder / name, folder, relative(folder)))
+
+
+def _matched(text: str, pattern: str) -> str | None:
     try:
-        found = re.search(pattern if pattern.startswith("(?") else f"(?m){pattern}", text_of(path))
+        found = re.search(pattern if pattern.startswith("(?") else f"(?m){pattern}", text)
     except re.error:
         return None
     return found["version"] if found and "version" in found.re.groupindex else None

@@ -18,6 +18,7 @@ from trainyard.oci import secret_scan
 from trainyard.spec import lock, yaml_source
 from trainyard.spec import workspace as names
 from trainyard.spec.model import relative
+from trainyard.spec.repository_files import PARTIAL
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import dockerignore, python_projects
@@ -30,7 +31,7 @@ LARGEST = 50 * 10**6
 
 #: Left out wherever they are: repositories, byte code, what tools write, and environments of editors.
 _LEFT_OUT = frozenset({".git", ".trainyard", "__pycache__", ".devcontainer", ".DS_Store"})
-_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".egg-info")
+_LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".egg-info", PARTIAL)
 
 #: Left out beside trainyard.yaml, so that other smoke arguments or a new lock do not change the code's layer.
 _OWN = frozenset({names.FILE, lock.FILE})
@@ -55,6 +56,7 @@ class CodeFile:
         executable: whether it can be executed.
         link: what a symbolic link refers to; None for files.
         crlf: its line ends are CRLF on this host and LF in the image.
+        address: line of an address that seems to have a password; 0 if there is none.
     """
 
     path: str
@@ -63,6 +65,7 @@ class CodeFile:
     executable: bool = False
     link: str | None = None
     crlf: bool = False
+    address: int = 0
 
     @property
     def mode(self) -> int:
@@ -274,16 +277,23 @@ def _tracked_and_new(repository: Path, folders: list[Path]) -> Iterator[Listed]:
     below = [os.path.relpath(folder, repository) for folder in folders]
     top = str(repository)
     file_modes = git.run(repository, "config", "--type=bool", "core.fileMode").stdout.strip() != b"false"
+    real = os.path.realpath(top)
     seen = set()
+
+    @cache
+    def through_link(folder: str) -> bool:  # git takes what is below a folder that became a link for removed
+        return os.path.realpath(os.path.join(top, folder)) != os.path.normpath(os.path.join(real, folder))
+
     for record in _ls_files(repository, ["--stage"], below):
         described, _, name = record.partition("\t")
         mode = described[:6]
         path = os.path.join(top, name)
-        if name in seen or not os.path.lexists(path):  # a file in conflict is listed three times; one may be removed
+        # A file in conflict is listed three times; one may be removed.
+        if name in seen or not os.path.lexists(path) or through_link(os.path.dirname(name)):
             continue
         seen.add(name)
         if mode == "160000":
-            if not os.path.exists(os.path.join(path, ".git")):
+            if os.path.islink(path) or not os.path.exists(os.path.join(path, ".git")):
                 raise UserError(f"{_shown(path)}: a git submodule that is not checked out: git submodule update --init")
             yield from _tracked_and_new(Path(path), [Path(path)])
             continue
@@ -354,7 +364,17 @@ def _without_retries(spec: GitIgnoreSpec) -> GitIgnoreSpec:
 
 
 class _Refused(Exception):
-    """A file that must not be in an image: why, and what to do."""
+    """A file that must not be in an image: why, and what to do; and the line, if it is one."""
+
+
+#: Ending of a file that names package indexes -> what to write instead of a password:
+#: https://docs.astral.sh/uv/concepts/authentication/http/,
+#: https://pip.pypa.io/en/stable/reference/requirements-file-format/#using-environment-variables
+_INSTEAD = {
+    ".toml": "remove it, and set UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD",
+    ".txt": "write '${NAME}' in its place and set that variable",
+    ".in": "write '${NAME}' in its place and set that variable",
+}
 
 
 def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]:
@@ -372,16 +392,19 @@ def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]
     found: list[CodeFile] = []
     refused: list[str] = []
     with_crlf: dict[str, Listed] = {}
-    for path, one in listed.items():
+    own = {names.FILE: Listed(str(workspace.file))} if workspace.file.is_file() else {}  # labels and variables
+    for path, one in (listed | own).items():
         try:
             file, crlf = _inspect(places, path, one)
         except _Refused as error:
-            refused.append(f"{_shown(one.path)}: {error}, or add it to {dockerignore.FILE}")
+            reason, *line = error.args
+            more = "" if path in own else f", or add it to {dockerignore.FILE}"
+            refused.append(f"{':'.join([_shown(one.path), *map(str, line)])}: {reason}{more}")
             continue
         except OSError as error:
             refused.append(f"{_shown(one.path)}: {error.strerror}")
             continue
-        found.append(file)
+        found += [] if path in own else [file]
         if crlf and one.tracked:
             with_crlf[path] = one
     if refused:
@@ -419,7 +442,12 @@ def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile, bool]:
     executable = bool(status.st_mode & stat.S_IXUSR) if one.executable is None else one.executable
     with open(one.path, "rb") as content:
         data = content.read()
-    file = CodeFile(path, Path(one.path), len(data), executable)
+    line, certain = secret_scan.address_with_password(data, path)
+    if certain:
+        instead = _INSTEAD.get(PurePosixPath(path).suffix, "remove it")
+        words = "an address with a password, which everybody who can pull the image could read"
+        raise _Refused(f"{words}: {instead}, or keep it in ~/.netrc", line)
+    file = CodeFile(path, Path(one.path), len(data), executable, address=line)
     kind = secret_scan.in_name(path) or next(iter(secret_scan.in_text(data, path)), None)
     if kind:
         raise _Refused(f"{kind}, which everybody who can pull the image could read: remove it")

@@ -102,7 +102,7 @@ def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile]
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb", buffering=1 << 20) as file:
+        with open(partial, "wb", 1 << 20, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             size = write_tar(file, entries, digest.update)
         partial.replace(path)
     finally:

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
+from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import requirements_txt
@@ -186,7 +187,8 @@ def _dependencies(source: Toml, project: Mapping[str, Any], found: Found) -> lis
             "tells them: list them under [project], or write another file in 'requirements:' of trainyard.yaml"
         )
     for name in [files] if isinstance(files, str) else files:
-        requirements_txt.read(source.path.parent / name, found)
+        path = inside(source.path.parent / name, source.path.parent, source.where(name))
+        requirements_txt.read(path, found, above=(source.path,))
     return []
 
 

@@ -12,7 +12,6 @@ import netrc
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,11 +242,10 @@ def _netrc_of_user(host: str) -> tuple[str, str] | None:
 
 
 def _answer(command: list[str]) -> str:
-    """What a program prints; empty if it fails."""
+    """What a program prints; empty if it fails. It reads no settings and modules of the repository."""
+    options: dict[str, Any] = {"timeout": _KEYRING_TIMEOUT, "stdin": subprocess.DEVNULL, "cwd": "/"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_KEYRING_TIMEOUT, stdin=subprocess.DEVNULL, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip("\n") if done.returncode == 0 else ""
@@ -257,7 +255,7 @@ def _stored(url: str, user: str) -> tuple[str, str] | None:
     """Credentials of ``uv auth login``: https://docs.astral.sh/uv/concepts/authentication/cli/."""
     if not user:
         return None
-    token = _answer([sys.executable, "-m", "uv", "auth", "token", "--quiet", "--username", user, url])
+    token = _answer([*settings.UV, "auth", "token", "--quiet", "--username", user, url])
     return (user, token) if token else None
 
 

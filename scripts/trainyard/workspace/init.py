@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
-from trainyard.spec import model, workspace, yaml_source
+from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
@@ -147,6 +147,7 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         if folder == Path(folder.anchor) or (_is_home(folder) and not (folder / ".git").exists()):
             raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
+        repository_files.check_links(folder)
         self.folder = folder
         self.names = files(folder)
         self.sources = Sources({name: folder / name for name in self.names})
@@ -478,18 +479,15 @@ def write(folder: Path, proposal: Proposal) -> list[Path]:
     Raises:
         UserError: there is one already, or the proposal is not valid; nothing is left then.
     """
-    path, schema = folder / workspace.FILE, folder / SCHEMA
-    if path.exists():
-        raise UserError(f"{relative(path)} exists already: edit it, or remove it first")
-    path.write_text(text(proposal), encoding="utf-8")
+    if os.path.lexists(folder / workspace.FILE):
+        raise UserError(f"{relative(folder / workspace.FILE)} exists already: edit it, or remove it first")
+    path = repository_files.write(folder, workspace.FILE, text(proposal))
     try:
         model.load(str(folder.resolve()))
+        return [path, repository_files.write(folder, SCHEMA, schema_text())]
     except UserError:
         path.unlink()
         raise
-    schema.parent.mkdir(exist_ok=True)
-    schema.write_text(schema_text(), encoding="utf-8")
-    return [path, schema]
 
 
 def write_devcontainer(spec: Spec) -> Path:
@@ -503,7 +501,7 @@ def write_devcontainer(spec: Spec) -> Path:
     """
     path = spec.folder / DEVCONTAINER
     for known in (path, spec.folder / ".devcontainer.json"):
-        if known.exists():
+        if os.path.lexists(known):
             raise UserError(f"{relative(known)} exists already: edit it, or remove it first")
     document: dict[str, Any] = {
         "name": spec.target,
@@ -521,6 +519,4 @@ def write_devcontainer(spec: Spec) -> Path:
     }
     if spec.accelerator == "nvidia":
         document["hostRequirements"] = {"gpu": "optional"}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    return path
+    return repository_files.write(spec.folder, DEVCONTAINER, json.dumps(document, indent=2) + "\n")

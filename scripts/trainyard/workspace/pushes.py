@@ -29,6 +29,7 @@ class Push:
         images: those of an index.
         code_digest: digest of the image that the last code-only push made of it; empty if it has its own code again.
         code_tag: the tag of that.
+        folder: of the repository that pushed it; empty if that is not known.
         time: when it was pushed, or recorded again by a push that had nothing to upload; seconds since 1970.
     """
 
@@ -41,6 +42,7 @@ class Push:
     images: tuple[Push, ...] = ()
     code_digest: str = ""
     code_tag: str = ""
+    folder: str = ""
     time: float = 0
 
     @property
@@ -81,14 +83,14 @@ def _read(path: Path) -> Push | None:
         return None
 
 
-def last(kept: Path, repository: str = "") -> Push | None:
+def last(kept: Path, repository: str = "", folder: Path | None = None) -> Push | None:
     """What was pushed last of a workspace's image, to ``repository`` or to any; None if nothing was.
 
     Args:
         kept: the folder of what is kept about the image.
         repository: ``host[:port]/path``.
+        folder: of the repository of files, of which others may have an image of the same name; None: any.
     """
-    if repository:
-        return _read(_file(kept, repository))
-    found = filter(None, map(_read, kept.glob("pushes/*.json")))
+    files = [_file(kept, repository)] if repository else kept.glob("pushes/*.json")
+    found = (one for one in map(_read, files) if one and (not folder or one.folder in ("", str(folder))))
     return max(found, key=lambda one: one.time, default=None)

@@ -21,6 +21,7 @@ from packaging.utils import InvalidName, canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
+from trainyard.spec.repository_files import check_links
 from trainyard.spec.workspace import Workspace, git_root
 from trainyard.workspace import build_backends, setuptools_projects
 from trainyard.workspace.dependency_tables import table, toml
@@ -105,6 +106,7 @@ def read(folder: Path) -> Project | None:
     Raises:
         UserError: its file has a mistake; the message names the line.
     """
+    check_links(folder)
     file, document = folder / "pyproject.toml", _toml(folder)
     poetry = table(document, "tool", "poetry")
     told: tuple[str, ...] = ()

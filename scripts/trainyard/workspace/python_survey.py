@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
+from trainyard.spec.repository_files import leads_out
+from trainyard.spec.workspace import git_root
 from trainyard.workspace import code_files, import_names
 from trainyard.workspace.lines import syntax_tree
 
@@ -101,7 +103,8 @@ class Source:
 
 def read(file: Path, path: str) -> Source | None:
     """Return the :class:`Source` of a file whose path in the repository is ``path``; None if it is not Python 3."""
-    if not file.is_file() or file.stat().st_size > _LARGEST or (tree := syntax_tree(file)) is None:
+    foreign = file.is_symlink() and leads_out(file, git_root(file.parent))
+    if foreign or not file.is_file() or file.stat().st_size > _LARGEST or (tree := syntax_tree(file)) is None:
         return None
     source = Source(path)
     marks: list[tuple[int, str, str]] = []

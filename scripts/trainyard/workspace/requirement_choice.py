@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.model import Spec
+from trainyard.spec.repository_files import inside
 from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
 from trainyard.workspace.lines import Found, where
 from trainyard.workspace.project import Project
@@ -90,7 +91,7 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
         return Choice("pyproject.toml", why="[project] lists dependencies", lines=listed)
     if name := next((name for name in _FILES if name in names), None):
         found = Found()
-        requirements_txt.read(root / name, found)
+        requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
         return Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
     environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
     if environment and (choice_of_conda := conda(root / environment)):

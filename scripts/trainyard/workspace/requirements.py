@@ -14,6 +14,7 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.markers import Fits, applies
+from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt
@@ -85,6 +86,8 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
             )
         found.lines.append(line)
     _resolve_own(found, projects, fits)
+    for source in (one for one in found.sources if one.is_path):
+        inside(Path(source.location.partition("#")[0]), ws.root, source.line.where)
     provided = frozenset(canonicalize_name(project.name) for project in projects)
     build = ws.document.build
     return Wanted(
@@ -116,7 +119,7 @@ def index_options(ws: Workspace) -> Found:
     found = Found()
     name = ws.document.requirements.file
     if name and Path(name).suffix not in (".toml", ".lock"):
-        requirements_txt.read(_path(ws, name), found)
+        requirements_txt.read(_path(ws, name), found, above=(ws.file,))
     return found
 
 
@@ -144,11 +147,11 @@ def _path(ws: Workspace, name: str) -> Path:
     Raises:
         UserError: there is none; the nearest name is given.
     """
-    path = (ws.root / name).resolve()
-    if path.is_file():
-        return path
     data = yaml_source.read(ws.file)
     line = yaml_source.line_of(data, ("requirements", "file")) or yaml_source.line_of(data, ("requirements",)) or 1
+    path = inside(ws.root / name, ws.root, f"{relative(ws.file)}:{line}: requirements")
+    if path.is_file():
+        return path
     beside = path.parent if path.parent.is_dir() else ws.root
     names = [one.name for one in beside.iterdir() if one.is_file()]
     raise UserError(f"{relative(ws.file)}:{line}: requirements: no file '{name}'{nearest(path.name, names)}")
@@ -174,7 +177,7 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
         return
     if wanted.extras or wanted.groups:
         raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
-    requirements_txt.read(path, found)
+    requirements_txt.read(path, found, above=(ws.file,))
 
 
 def _read_project(project: Project, found: Found, fits: Fits) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
+from trainyard.spec.repository_files import inside
 from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference, without_credentials
 
 #: Options of a requirement, after its text.
@@ -23,7 +24,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
 
     Args:
         constraints: its lines constrain versions and ask for no package.
-        above: the files that include it.
+        above: the files that include it; the first may be another one of the repository that it is in.
     Raises:
         UserError: a line is not understood or has no place in an image; the file and line are named.
     """
@@ -96,7 +97,7 @@ def _option(line: Line, name: str, value: Any, found: Found, above: tuple[Path, 
 def _include(line: Line, name: str, found: Found, above: tuple[Path, ...], *, constraints: bool) -> None:
     if "://" in name:
         raise UserError(f"{line.where}: {line.shown!r}: download it and include the file")
-    path = (line.file.parent / name).resolve()
+    path = inside(line.file.parent / name, above[0].parent, line.where)
     if path in above:
         raise UserError(f"{line.where}: {line.shown!r} includes itself")
     if not path.is_file():

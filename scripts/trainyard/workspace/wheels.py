@@ -326,7 +326,7 @@ def _download(source: Source, url: str, here: Path) -> Path:
 
 def _uv_build(source: Source, path: Path, out: Path, *, offline: bool) -> Path:
     """Build a wheel of a folder or source distribution with the build backend that it names."""
-    command = [sys.executable, "-m", "uv", "build", "--color=never", "--wheel", "--no-create-gitignore", "--no-config"]
+    command = [*settings.UV, "build", "--color=never", "--wheel", "--no-create-gitignore", "--no-config"]
     command += ["--python", sys.executable, "--out-dir", str(out), str(path)]
     if offline:
         command.append("--offline")

@@ -211,7 +211,8 @@ def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
             "no image: give 'xla' '--registry us-central1-docker.pkg.dev/<project>/<repository>', or '--image'"
         )
     # Nothing is recorded of the pushes of a target of the catalogue.
-    if known := pushes.last(spec.context.state / spec.target, f"{address}/{naming.NAME}" if address else ""):
+    place = f"{address}/{naming.NAME}" if address else ""
+    if known := pushes.last(spec.context.state / spec.target, place, spec.folder):
         logger.info(_remembered(known))
         return known.reference
     if address:

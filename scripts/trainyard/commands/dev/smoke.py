@@ -17,6 +17,7 @@ GROUP = "build"
 )
 @options.target
 @options.smoke_network
+@options.data
 @options.verbose
 @options.json_output
 @click.pass_obj
