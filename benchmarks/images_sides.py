@@ -63,8 +63,8 @@ class Tree:
             shutil.copy(ROOT / name, folder / name)
         template = folder / "templates" / "Dockerfile.j2"
         text = template.read_text(encoding="utf-8")
-        text = re.sub(r" --mount=type=cache,id=(uv|pip),target=[^\s{]+", "", text)
-        text = text.replace("UV_LINK_MODE=copy", "UV_LINK_MODE=copy UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1")
+        text = re.sub(r" --mount=type=cache,id=pip,target=[^\s{]+", "", text)
+        text = text.replace("UV_NO_CACHE=1", "UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1")
         template.write_text(text, encoding="utf-8")
 
     def edit_trainer(self) -> None:

@@ -1,18 +1,14 @@
 #!/bin/bash
-# install-wheels PLATFORM [OPTION...]: install /locks/wheels.lock for it below /out, where the files are in the image, and
-# nothing else. The options are those of 'uv pip install'.
+# install-wheels PYTHON OPTION...: install the wheels of /locks/wheels.lock or, where `fetch-sources` was before, of
+# /sources/wheels.lock, and those in /built of the others. Nothing is built, and nothing is cached: uv compares every
+# archive with the lock as it unpacks it. The options are those of 'uv pip install' and say where to.
 set -Eeuo pipefail
-[ ! -s /run/secrets/ca.pem ] || export SSL_CERT_FILE=/run/secrets/ca.pem
-[ ! -s /run/secrets/uv.toml ] || export UV_CONFIG_FILE=/run/secrets/uv.toml NETRC=/run/secrets/netrc
-options=()
-[ -z "${INDEX_URL-}" ] || export UV_INDEX="$INDEX_URL" UV_INDEX_STRATEGY=unsafe-best-match
-# The same address with credentials, which a list of processes would show as an option.
-[ ! -s /run/secrets/index ] || UV_INDEX=$(</run/secrets/index)
-[ ! -d /wheels ] || options+=(--find-links /wheels)
-# Packages without a wheel are built with the setuptools of images/uv.lock, not with the newest.
-uv pip install --quiet --no-deps --require-hashes --build-constraint /locks/uv.lock --python /opt/venv/bin/python \
-  --python-platform "$1" --prefix /out/opt/venv "${options[@]}" "${@:2}" -r /locks/wheels.lock
-rm -f /out/opt/venv/.lock
-set-apart
-find /out -type f -printf '%P\n' | sort >/for-site/files
-seal
+. /usr/local/bin/indexes
+install() { uv pip install --quiet --no-deps --no-build --python "$@"; }
+find=() lock=/locks/wheels.lock pins=()
+[ ! -d /wheels ] || find=(--find-links /wheels)
+[ ! -d /sources ] || lock=/sources/wheels.lock
+[ ! -s /sources/pins ] || mapfile -t pins </sources/pins
+[ ! -s "$lock" ] || install "$@" --require-hashes "${find[@]}" -r "$lock"
+[ -z "${pins[*]-}" ] || install "$@" --no-index --find-links /built "${pins[@]}"
+find /out -maxdepth 3 -name .lock -delete

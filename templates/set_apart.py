@@ -51,3 +51,6 @@ for package in [one for one in SITE.iterdir() if one.is_dir()]:
 for command in set(commands_of_others()):
     if (SITE.parents[2] / "bin" / command).is_file():
         set_apart(SITE.parents[2] / "bin" / command)
+# The names of the others, for the stage `site`.
+files = sorted(str(file.relative_to(ROOT / "out")) for file in ROOT.glob("out/**/*") if file.is_file())
+(ROOT / "for-site" / "files").write_text("".join(f"{file}\n" for file in files), encoding="utf-8")

@@ -23,7 +23,7 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     package_index.reachable.cache_clear()
     folder = write_small()
     small = model.load(folder)
-    install = "[wheels-4 2/2] RUN"
+    install = "[wheels-4 1/1] RUN"
     known = docker_engine.cached()
     with running.container() as registry:
         cache = f"{running.address(registry)}/team/cache"

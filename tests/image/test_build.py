@@ -136,7 +136,7 @@ def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], st
     seen = ""
     for line in process.stdout:
         seen += line
-        if "[wheels-4 2/2] RUN" in line:
+        if "[wheels-4 1/1] RUN" in line:
             break
     os.killpg(process.pid, signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
@@ -197,7 +197,7 @@ def test_an_updated_base_installs_no_wheel_again(
         docker_engine.untag(updated)
     changed = {stage for stage in after if after[stage] != before[stage]}
     assert changed and changed <= {"base", "system"}
-    assert from_cache(log, "[wheels-4 2/2] RUN") and from_cache(log, "[wheels-1 2/2] RUN")
+    assert from_cache(log, "[wheels-4 1/1] RUN") and from_cache(log, "[wheels-1 1/1] RUN")
 
 
 def test_an_unreachable_index_is_a_fallback_with_a_note(

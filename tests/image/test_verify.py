@@ -56,7 +56,11 @@ ENTRYPOINT ["launch"]
 """
 
 #: These find most faults once more: every file that no build has, and every setting that no spec has.
-WHATEVER_IS_PLANTED = {"files_are_those_of_the_build", "nothing_else_is_configured"}
+WHATEVER_IS_PLANTED = {
+    "files_are_those_of_the_build",
+    "files_are_those_of_their_wheels",
+    "nothing_else_is_configured",
+}
 
 EXPECTED = [
     ("installed_matches_locks", "package fsspec: is 0.0.1; the lock has 20"),
@@ -152,6 +156,10 @@ def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
         "/opt/trainyard/account.json in layer added",
         "/opt/trainyard/trainers/fresh.py in layer added",
         "/usr/local/bin/run-as-root in layer added",
+    }
+    assert {one.where for one in planted["files_are_those_of_their_wheels"]} == {
+        f"{SITE}/tensorflow/python/platform/build_info.py in layer added",
+        f"{SITE}/fsspec-{load('tf-cpu').locked().versions['fsspec']}.dist-info/METADATA in layer added",
     }
     settings = {one.where for one in planted["nothing_else_is_configured"]}
     assert settings == {"ENV HF_TOKEN", "ENV REQUESTS_CA_BUNDLE"}

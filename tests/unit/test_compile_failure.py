@@ -37,6 +37,10 @@ NO_MODULE = """\
 Traceback (most recent call last):
   File "<string>", line 1, in <module>
 ModuleNotFoundError: No module named 'ninja'"""
+SETUP_REQUIRES = (
+    "cause: Because numpy was not found in the provided package locations and you require numpy, we can conclude that "
+    "your requirements are unsatisfiable."
+)
 NO_PROGRAM = "FileNotFoundError: [Errno 2] No such file or directory: 'cmake'"
 NOT_C = """\
 fast.c:2:9: error: 'y' undeclared here (not in a function)
@@ -147,11 +151,33 @@ def test_a_build_that_cannot_compile_ends_with_that_reason() -> None:
     )
 
 
-@pytest.mark.parametrize(("stage", "package"), [("wheel-fast", "fast"), ("wheels-2", "a requirement")])
-def test_a_requirement_without_a_wheel_that_is_not_pure_python_belongs_under_build(stage: str, package: str) -> None:
-    assert buildx.reason(log(output(NO_COMPILER), stage)) == (
-        f"{stage}: {package} has no wheel and has to be compiled: add it to 'sources' under 'build:' (fast==2.0: there "
-        "is no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:')"
+@pytest.mark.parametrize("stage", ["built", "built-added", "gsutil-built"])
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        (NO_COMPILER, "there is no compiler 'x86_64-linux-gnu-gcc': add g++ to 'packages' under 'build:'"),
+        (SETUP_REQUIRES, "its setup.py asks for 'numpy' while it is built: add that to 'requires' under 'build:'"),
+    ],
+)
+def test_a_requirement_without_a_wheel_that_is_not_pure_python_belongs_under_build(
+    stage: str, errors: str, words: str
+) -> None:
+    said = [line.replace("fast==2.0", "/sources/wheels-added/fast-2.0.tar.gz") for line in output(errors)]
+    assert buildx.reason(log(said, stage)) == (
+        f"{stage}: fast-2.0 has no wheel and has to be compiled: add it to 'sources' under 'build:' ({words})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "package", "shown"),
+    [("compiled", "fast==2.0", "fast==2.0"), ("built", "/sources/wheels-1/fast-2.0.tar.gz", "fast-2.0.tar.gz")],
+)
+def test_a_build_that_uses_a_network_gets_none(stage: str, package: str, shown: str) -> None:
+    error = "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>"
+    said = [line.replace("fast==2.0", package) for line in output(error)]
+    assert buildx.reason(log(said, stage)) == (
+        f"{stage}: {shown}: its build uses a network, and gets none: require a release that has a wheel, or a wheel "
+        "that you built"
     )
 
 

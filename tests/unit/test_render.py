@@ -91,13 +91,30 @@ def test_no_secret_and_no_cache_can_stay_in_a_layer(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ALL)
+def test_steps_that_run_code_of_packages_have_no_network_cache_or_secret_and_the_others_build_nothing(
+    target: str,
+) -> None:
+    steps = render.dockerfile(model.load(target)).split("\nRUN ")
+    assert not [step for step in steps[1:] if "id=uv" in step.split("\nFROM ")[0]]
+    for step in (step.split("\n\n")[0] for step in steps[1:]):
+        if "build-sources" in step or "--no-binary" in step:
+            assert step.startswith("--network=none ") and "type=secret" not in step and "type=cache" not in step
+        elif "uv pip" in step or "pip install" in step:
+            assert "--no-build" in step or "--only-binary :all:" in step
+
+
+@pytest.mark.parametrize("target", ALL)
 def test_files_of_the_build_context_get_modes_that_do_not_depend_on_the_checkout(target: str) -> None:
     """They reach an image below /opt/trainyard alone, whose modes `seal` sets, or `chmod` after they were moved."""
     text = render.dockerfile(model.load(target))
-    copies = [line.split() for line in text.splitlines() if re.match(r"COPY (?!<<)(?!--link )(?!--from=tools )", line)]
+    copies = [
+        line.split()
+        for line in text.splitlines()
+        if re.match(r"COPY (?!<<)(?!--link )(?!--from=tools )(?!--from=\S*sources)", line)
+    ]
     assert {words[-1].split("/")[1] for words in copies} == {"locks", "out"}
     assert all(words[-1].startswith(("/locks/", "/out/opt/trainyard/")) for words in copies)
-    seal = text.split("COPY <<'SEAL'")[1].split("\nSEAL\n")[0]
+    seal = text.split("COPY <<'SCRIPT' /usr/local/bin/seal\n")[1].split("\nSCRIPT\n")[0]
     assert "chmod -R u=rwX,go=rX /out/opt/trainyard" in seal
     moved = [line for line in text.splitlines() if " mv /out/opt/trainyard/" in line]
     assert len(moved) == 1 and "chmod 755 /out/usr/local/bin/launch && seal" in text

@@ -300,6 +300,16 @@ def with_waiver(expires: str, **about: str) -> Change:
     return lambda image: changed(image, waivers=(*image.waivers, waiver), day=datetime.date(2026, 11, 20))
 
 
+def with_wheel(name: str, files: dict[str, bytes], lists: dict[str, bytes], stage: str = "wheels-2") -> Change:
+    """A layer with a wheel's ``files``, and a RECORD of those that it ``lists`` with their content."""
+    rows = [
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},9\n"
+        for path, content in lists.items()
+    ]
+    record = {f"{name}-1.dist-info/RECORD": "".join(rows).encode()}
+    return with_layer({f"{SITE[1:]}/{path}": content for path, content in {**files, **record}.items()}, stage=stage)
+
+
 FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "labels_match_spec", [with_label("io.trainyard.framework", "torch_xla==2.8.0")], "torch_xla==2.8.0"),
     ("xla", "labels_match_spec", [with_label("io.trainyard.index", "somewhere")], "'somewhere'; expected 'default' or"),
@@ -458,6 +468,39 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "no_path_stored_twice",
         [with_layer({"x/a.py": b"a"}, stage="wheel-a"), with_layer({"x/a.py": b"b"}, stage="wheel-b")],
         "/x/a.py: is stored by layer wheel-a and again by wheel-b",
+    ),
+    (
+        "xla",
+        "files_are_those_of_their_wheels",
+        [with_wheel("six", {"six.py": b"changed"}, {"six.py": b"six"})],
+        f"{SITE}/six.py in layer wheels-2: is not what the RECORD of its wheel lists",
+    ),
+    (
+        "xla",
+        "files_are_those_of_their_wheels",
+        [with_wheel("six", {"six.py": b""}, {"six.py": b"six"})],
+        f"{SITE}/six.py in layer wheels-2: is not what",
+    ),
+    (
+        "xla",
+        "files_are_those_of_their_wheels",
+        [with_wheel("six", {"six.py": b"six"}, {"six.py": b"six"}), with_layer({f"{SITE[1:]}/six.py": b"changed"})],
+        f"{SITE}/six.py in layer added: is not what",
+    ),
+    (
+        "xla",
+        "files_are_those_of_their_wheels",
+        [with_wheel("six", {}, {"six.py": b"six"})],
+        f"{SITE}/six.py: is missing; the RECORD of its wheel lists it",
+    ),
+    (
+        "xla",
+        "files_are_those_of_their_wheels",
+        [
+            with_wheel("six", {}, {"six.py": b"six"}),
+            with_wheel("other", {"six.py": b"changed"}, {"six.py": b"changed"}),
+        ],
+        f"{SITE}/six.py in layer wheels-2: is brought by several wheels, with different contents",
     ),
     (
         "xla",
@@ -1007,6 +1050,24 @@ def test_where_the_base_holds_the_framework_the_working_directory_is_a_layer_of_
     made_by = ["RUN in the base", "RUN /bin/bash", "WORKDIR /workspace", *["COPY /out / # buildkit"] * len(copies)]
     names = layers.name_layers(made_by, text)
     assert names[:4] == [("base", "base"), ("system", "below"), ("system", "below"), ("site", "copied")]
+
+
+def test_files_that_the_build_makes_or_changes_are_not_those_of_a_wheel(repository: Evidence) -> None:
+    """Byte code, commands beside a framework of the base, what a package brings of others, and the rest."""
+    site = "../../../../../requirements"
+    lists = {"a/__pycache__/a.cpython-313.pyc": b"", f"{site}/bin/a": b"#!python", "a/__init__.py": b""}
+    files = {"a/__init__.py": b"", "a/extra.py": b"x", "a/__pycache__/a.cpython-313.pyc": b"compiled"}
+    files["a/_vendor/b-1.dist-info/RECORD"] = b"../../bin/b,sha256=x,1\n"
+    image = with_layer({"opt/requirements/bin/a": b"#!/usr/bin/env python3"}, stage="wheels-1")(repository)
+    image = with_wheel("b", {}, {"a/__init__.py": b""})(with_wheel("a", files, lists)(image))
+    assert rules.check(image)["files_are_those_of_their_wheels"] == []
+
+
+def test_wheels_that_a_user_chose_may_bring_the_same_file_with_different_contents(repository: Evidence) -> None:
+    image = with_wheel("cv", {"cv2.py": b"gui"}, {"cv2.py": b"gui"}, stage="wheel-cv")(repository)
+    image = with_wheel("headless", {}, {"cv2.py": b"none"}, stage="wheels-added")(image)
+    (finding,) = rules.check(image)["files_are_those_of_their_wheels"]
+    assert not finding.fails
 
 
 @pytest.mark.parametrize(

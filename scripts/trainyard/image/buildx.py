@@ -65,6 +65,8 @@ _CUDA = (
     "the same version as nvidia-cuda-runtime in trainyard.lock, to 'requires' under 'build:'"
 )
 
+_NO_NETWORK = "its build uses a network, and gets none: require a release that has a wheel, or a wheel that you built"
+
 #: What a line says, and what to do about it; the first that matches a line is the reason. The words are those of
 #: setuptools, of GCC, of NVCC, of torch.utils.cpp_extension, of Python and of the shell.
 _KNOWN = (
@@ -87,6 +89,9 @@ _KNOWN = (
     (r"FileNotFoundError: \[Errno 2\] No such file or directory: '([\w.+-]+)'",
      "there is no program '{}': add the Debian package that has it {packages}"),
     (r"([\w.+-]+): (?:command )?not found$", "there is no program '{}': add the Debian package that has it {packages}"),
+    (r"Because (\S+) was not found in the provided package locations",
+     "its setup.py asks for '{}' while it is built: add that to 'requires' under 'build:'"),
+    (r"[Nn]ame resolution|Name or service not known|Could not resolve host|Network is unreachable", _NO_NETWORK),
 )  # fmt: skip
 
 #: Lines with the cause if none of those is there: an error of a compiler with its place, then an exception.
@@ -212,12 +217,12 @@ def reason(text: str, of: Builder | None = None) -> str:
     if re.search(r"exec /bin/\w+: exec format error", text):
         return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
     name, said = failed_step(text)
-    if name == "compiled" and (known := compile_failure(said)):
-        return f"compiled: {_short(known)}"
-    if name.startswith("wheel") and (known := compile_failure(said)):
-        # A wheel of several in a stage is named by uv, at the beginning of what may be thousands of lines.
-        package = name.removeprefix("wheel-") if name.startswith("wheel-") else "a requirement"
-        how = f"has no wheel and has to be compiled: add it to 'sources' under 'build:' ({_short(known)})"
+    built = "built" in name.split("-")
+    if (name == "compiled" or built) and (known := compile_failure(said)):
+        package, _, words = known.rpartition(".tar.gz: ") if built else ("", "", known)
+        if not package or words == _NO_NETWORK:
+            return f"{name}: {_short(known)}"
+        how = f"has no wheel and has to be compiled: add it to 'sources' under 'build:' ({_short(words)})"
         return f"{name}: {package} {how}"
     if errors_of_step := [line for line in said if _ERROR_LINE.search(line)] or said:
         words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
@@ -245,7 +250,7 @@ def compile_failure(said: Sequence[str]) -> str:
     """Return what failed in one line, from the output of the step that compiles; empty if it is not known."""
     lines = [line.strip() for line in said]
     text = "\n".join(lines)
-    built = re.search(r"Failed to (?:build|download and build) `([^`]+)`", text)
+    built = re.search(r"Failed to (?:build|download and build) `(?:/\S+/)?([^`]+)`", text)
     package = f"{built[1]}: " if built else ""
     for pattern, words in _KNOWN:
         if match := re.search(pattern, text, re.MULTILINE):

@@ -51,12 +51,8 @@ class WheelLayer:
     private: bool = False
 
     @property
-    def cached(self) -> bool:
-        """Whether uv keeps the wheels in its cache.
-
-        The stage of one wheel is built again only if that wheel or the tools change. In the cache, the files of the
-        large wheels of xla took 9 GB, besides those of the stages and of the layers.
-        """
+    def mixed(self) -> bool:
+        """Whether a package may have no wheel, and is built then. A large one of a target must have one."""
         return self.private or self.stage.startswith(SEVERAL)
 
     @property

@@ -21,7 +21,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, cast
 
 from elftools.common.exceptions import ELFError
 from elftools.construct import ConstructError
@@ -46,6 +46,9 @@ _ELF_HEADER = 20
 #: Digest of an archive without entries: two blocks of zeros, or a whole record of GNU tar's
 #: (https://www.gnu.org/software/tar/manual/html_node/Standard.html).
 EMPTY = frozenset(f"sha256:{hashlib.sha256(bytes(size)).hexdigest()}" for size in (1024, 10240))
+
+#: Where packages are installed, whose files are compared with what their RECORD lists.
+SITES = "opt/"
 
 #: How the instruction begins that copies a stage of ours.
 _COPY = "COPY /out /"
@@ -89,7 +92,8 @@ class LayerFiles:
         removed: paths that the layer hides (whiteouts).
         suspects: files that look like credentials.
         bundles: files with certificates.
-        records: path -> SHA-256 of the files that installed packages list in their RECORD.
+        records: path -> SHA-256 of the files that installed packages list in their RECORD, one of each that lists it.
+        hashes: path -> SHA-256, in the same form, of the files below :data:`SITES`, without byte code.
         machines: path -> ``e_machine`` of the programs and shared libraries.
         needed: path -> the libraries that a program or library loads; of layers that are read as streams, nothing.
             ``searched``: the folders where the loader looks for them first.
@@ -99,7 +103,8 @@ class LayerFiles:
     removed: list[str] = field(default_factory=list)
     suspects: list[Suspect] = field(default_factory=list)
     bundles: list[Bundle] = field(default_factory=list)
-    records: dict[str, str] = field(default_factory=dict)
+    records: dict[str, list[str]] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
     machines: dict[str, int] = field(default_factory=dict)
     needed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     searched: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -210,11 +215,16 @@ def _look_at(found: LayerFiles, tar: tarfile.TarFile, member: tarfile.TarInfo) -
     if member.isdir():
         return
 
-    def content(count: int = -1) -> bytes:
-        file = tar.extractfile(member)
-        return file.read(count) if file else b""
-
-    _note(found, path, File(member.size if member.isreg() else 0, member.mode), content)
+    if not member.isreg():
+        found.hashes[path] = (
+            found.hashes.get(posixpath.normpath(member.linkname), "a link") if member.islnk() else "a link"
+        )
+    _note(
+        found,
+        path,
+        File(member.size if member.isreg() else 0, member.mode),
+        lambda: cast(IO[bytes], tar.extractfile(member)),
+    )
 
 
 def walk(folder: Path) -> LayerFiles:
@@ -230,15 +240,12 @@ def walk(folder: Path) -> LayerFiles:
             if status.st_nlink > 1:
                 seen.add(status.st_ino)
             file = File(status.st_size if stored else 0, stat.S_IMODE(status.st_mode))
-            _note(found, path, file, functools.partial(_beginning, Path(entry.path)))
+            if not stat.S_ISREG(status.st_mode):
+                found.hashes[path] = "a link"
+            _note(found, path, file, cast("Callable[[], IO[bytes]]", functools.partial(open, entry.path, "rb")))
             if path in found.machines:
                 found.needed[path], found.searched[path] = needed_libraries(Path(entry.path), path)
     return found
-
-
-def _beginning(path: Path, count: int = -1) -> bytes:
-    with path.open("rb") as file:
-        return file.read(count)
 
 
 def _machine(head: bytes) -> int | None:
@@ -249,34 +256,48 @@ def _machine(head: bytes) -> int | None:
     return int.from_bytes(head[18:20], "little") if head[:4] == b"\x7fELF" and head[5:6] == b"\x01" else None
 
 
-def _note(found: LayerFiles, path: str, file: File, content: Callable[..., bytes]) -> None:
-    """Add a file, and any credentials and certificates in it; ``content`` reads it, or its first bytes."""
+def _note(found: LayerFiles, path: str, file: File, opened: Callable[[], IO[bytes]]) -> None:
+    """Add a file, its hash, and any credentials and certificates in it; ``opened`` opens it."""
     found.files[path] = file
-    if not file.size:
-        return
     folder, name = posixpath.split(path)
     named = secret_scan.in_name(path)
     searched = named is not None or not (file.size > TEXT_LIMIT or name.endswith(_BINARY) or ".so." in name)
-    # Read once: the layer may be a stream.
-    data = content() if searched and file.size <= TEXT_LIMIT else b""
-    if (file.mode & 0o111 or ".so" in name) and (machine := _machine(data or content(_ELF_HEADER))) is not None:
+    program = file.mode & 0o111 or ".so" in name
+    hashed = path.startswith(SITES) and path not in found.hashes and "/__pycache__/" not in path
+    if not hashed and not (file.size and (searched or program)):
+        return
+    with opened() as stream:  # read once: the layer may be a stream
+        head = stream.read(TEXT_LIMIT if searched else _ELF_HEADER)
+        digest = hashlib.sha256(head)
+        while hashed and (part := stream.read(1 << 20)):
+            digest.update(part)
+    sha = _in_record(digest.digest())
+    if hashed:
+        found.hashes[path] = sha
+    if not file.size:
+        return
+    data = head if file.size <= TEXT_LIMIT else b""
+    if program and (machine := _machine(head)) is not None:
         found.machines[path] = machine
     if not searched:
         return
     for kind in [named] if named else secret_scan.in_text(data, path):
-        found.suspects.append(Suspect(path, kind, _record_hash(data)))
+        found.suspects.append(Suspect(path, kind, sha))
     if certificates := secret_scan.certificates(data):
-        found.bundles.append(Bundle(path, certificates, _record_hash(data)))
-    if name == "RECORD" and folder.endswith(".dist-info"):
-        found.records.update(_record(data, posixpath.dirname(folder)))
+        found.bundles.append(Bundle(path, certificates, sha))
+    site = posixpath.dirname(folder)
+    # Not of what another package brings in a folder of its own, as setuptools does, and did not install.
+    if name == "RECORD" and folder.endswith(".dist-info") and site.endswith(("-packages", "opt/requirements")):
+        for listed, sha in _record(data, site):
+            found.records.setdefault(listed, []).append(sha)
 
 
-def _record_hash(data: bytes) -> str:
-    """Return the SHA-256 as in RECORD files: urlsafe base64 without padding.
+def _in_record(digest: bytes) -> str:
+    """Return a SHA-256 as in RECORD files: urlsafe base64 without padding.
 
     https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _record(data: bytes, site: str) -> Iterator[tuple[str, str]]:

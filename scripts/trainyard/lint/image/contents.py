@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence, Expected
+from trainyard.oci import layers
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer
 
@@ -50,6 +52,35 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
         if path not in _OF_ENGINES:
             why = "what imports or runs it fails"
             yield Finding(f"/{path}", "is missing; the build has it", why, fix)
+
+
+#: What the build changes after uv has written RECORD: byte code (templates/seal.sh), and the first line of the commands
+#: beside a framework of the base (templates/Dockerfile.j2).
+_CHANGED = re.compile(r"(?:.*/)?__pycache__/.*|opt/requirements/bin/[^/]+")
+
+
+@rule(
+    "target",
+    severity=Severity.REFUSE,
+    source="https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-record-file",
+)
+def files_are_those_of_their_wheels(image: Evidence) -> Iterator[Finding]:
+    """Every file that the RECORD of an installed wheel lists is there, with its SHA-256."""
+    fix = f"run '{image.required_spec.command('dev build')}' with '--no-cache'"
+    for path, listed in sorted(image.recorded.items()):
+        if not path.startswith(layers.SITES) or _CHANGED.fullmatch(path):
+            continue
+        layer = next((one for one in reversed(image.stored.layers) if path in one.contents.files), None)
+        if layer is None:
+            yield Finding(f"/{path}", "is missing; the RECORD of its wheel lists it", "what imports it fails", fix)
+            continue
+        where = f"/{path} in layer {layer.stage}"
+        if layer.contents.hashes.get(path) not in listed:
+            why = "the lock has the hash of other code than what runs"
+            yield Finding(where, "is not what the RECORD of its wheel lists", why, fix)
+        elif len(listed) > 1:
+            what, why = "is brought by several wheels, with different contents", "one of them runs with code of another"
+            yield Finding(where, what, why, "require one of the packages alone", image.of_several_wheels)
 
 
 def _unread(image: Evidence, expected: Expected) -> bool:

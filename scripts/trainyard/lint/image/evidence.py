@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from trainyard.common.rule_engine import Severity
 from trainyard.image import plan
 from trainyard.lint.waivers import Waiver, today
 from trainyard.oci import layer_contents
@@ -20,7 +21,7 @@ from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import naming, state
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.model import Spec
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.state import BuildResult
 from trainyard.spec.workspace import FOLDER
 
@@ -121,6 +122,11 @@ class Evidence(Configured):
         return self.spec is not None and self.spec.base in debian_bases()
 
     @property
+    def of_several_wheels(self) -> Severity:
+        """Return the severity of a file that several wheels bring: a user may choose those, and the last prevails."""
+        return Severity.NOTE if isinstance(self.spec, RepositorySpec) else Severity.REFUSE
+
+    @property
     def required_spec(self) -> Spec:
         """Return the spec, for rules about targets: they are not applied to an image without one."""
         assert self.spec is not None
@@ -175,14 +181,15 @@ class Evidence(Configured):
         return self.spec is not None and self.spec.has_code and path.startswith(f"{FOLDER}/")
 
     @cached_property
-    def recorded(self) -> dict[str, str]:
+    def recorded(self) -> dict[str, set[str]]:
         """Return path -> SHA-256 of what the locked wheels, or those of the base, brought, as they themselves say."""
-        records: dict[str, str] = {}
+        records: dict[str, set[str]] = {}
         for layer in self.stored.layers:
             if layer.kind == "copied" or not self.base_is_debian:
-                records |= layer.contents.records
+                for path, listed in layer.contents.records.items():
+                    records.setdefault(path, set()).update(listed)
         return records
 
     def publicly_known(self, path: str, sha256: str) -> bool:
         """Return whether a file is, byte for byte, part of a locked wheel, which anyone can download."""
-        return self.recorded.get(path) == sha256
+        return sha256 in self.recorded.get(path, ())

@@ -13,7 +13,6 @@ from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.catalog import packages_with
-from trainyard.spec.model import RepositorySpec
 from trainyard.spec.units import in_units
 
 #: What to do about a credential.
@@ -96,11 +95,9 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
             packages = (layer.kind == "below" or image.spec is None) and _PACKAGE_DATABASE.fullmatch(path)
             if path in owner and not packages:
                 what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
-                # As in a site directory that pip filled: the wheel that is installed last prevails.
                 prefixes = (wheel_layers.ONE, wheel_layers.SEVERAL)
                 of_wheels = owner[path].startswith(prefixes) and layer.stage.startswith(prefixes)
-                chosen_by_user = of_wheels and isinstance(image.spec, RepositorySpec)
-                severity = Severity.NOTE if chosen_by_user else _without_spec(image)
+                severity = image.of_several_wheels if of_wheels else _without_spec(image)
                 yield Finding(f"/{path}", what, why, fix, severity)
         owner |= dict.fromkeys(layer.contents.files, layer.stage)
 
