@@ -1,4 +1,4 @@
-"""`trainyard cloudbuild-local`, and the real `gcloud builds submit` against a fake of Cloud Build that runs builds."""
+"""The real `gcloud builds submit` against a fake of Cloud Build that runs builds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,6 @@ from tests.fakes.cloud_build import PROJECT, CloudBuild
 from tests.image.registry import running
 from tests.miniature import Miniature
 
-from cloudbuild_local import builder_images
-from cloudbuild_local import config as cloud_config
-from cloudbuild_local.executor import Executor, Result
-from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.oci import attached_sbom, docker_engine, image_index, registry
@@ -50,207 +43,12 @@ def local_registry() -> Iterator[str]:
         yield running.address(started)
 
 
-@pytest.fixture
-def run(small: str) -> Callable[..., tuple[Result, list[str]]]:
-    """Run a build given as data, by default with the small image for every step; its result and its log."""
-
-    def start(config: dict[str, Any], **options: Any) -> tuple[Result, list[str]]:
-        lines: list[str] = []
-        config = config | {"steps": [{"name": small} | step for step in config["steps"]]}
-        build = cloud_config.load(config, where="test", built_in={"PROJECT_ID": "p", "BUILD_ID": "b"})
-        return Executor(build, write=lines.append, **options).run(), lines
-
-    return start
-
-
-def script(text: str, **more: Any) -> dict[str, Any]:
-    return {"script": text} | more
-
-
-def statuses(result: Result) -> list[str]:
-    return [outcome.status for outcome in result.steps]
-
-
 def nothing_is_left() -> bool:
     client = docker_engine.client()
     labelled: Any = {"label": docker_engine.OWNED}
     owners = [one.labels[docker_engine.OWNED] for one in client.containers.list(all=True, filters=labelled)]
     owners += [one.attrs["Labels"][docker_engine.OWNED] for one in client.volumes.list(filters=labelled)]
     return not any(owner.startswith("trainyard-cloudbuild-") for owner in owners)
-
-
-# --- the executor ----------------------------------------------------------------------------------------------------
-
-Run = Callable[..., tuple[Result, list[str]]]
-
-
-def test_steps_share_the_workspace_and_run_in_the_order_of_the_file(run: Run) -> None:
-    steps = [
-        script("echo one >first"),
-        script("mkdir sub; cat first >sub/second"),
-        script("cat second; pwd", dir="sub"),
-    ]
-    result, lines = run({"steps": steps})
-    assert (result.status, statuses(result)) == ("SUCCESS", ["SUCCESS"] * 3)
-    assert "Step #2: one" in lines
-    assert "Step #2: /workspace/sub" in lines
-    assert nothing_is_left()
-
-
-def test_steps_start_after_those_they_wait_for_and_branches_run_in_parallel(run: Run) -> None:
-    """Two branches wait for each other's file: they end only if they run at the same time."""
-    meet = "touch {mine}; for i in $(seq 600); do [ -e {other} ] && exit 0; sleep 0.1; done; exit 1"
-    steps = [
-        script("true", id="start"),
-        script(meet.format(mine="a", other="b"), id="a", waitFor=["start"]),
-        script(meet.format(mine="b", other="a"), id="b", waitFor=["start"]),
-        script("[ -e a ] && [ -e b ]", id="both", waitFor=["a", "b"]),
-        script("true", id="at-once", waitFor=["-"]),
-    ]
-    result, _ = run({"steps": steps})
-    assert statuses(result) == ["SUCCESS"] * 5
-    start, _, _, both, at_once = result.steps
-    assert at_once.started < start.ended
-    assert both.started >= max(result.steps[1].ended, result.steps[2].ended)
-
-
-def test_a_failed_step_ends_the_build_and_is_named_in_the_error(run: Run, small: str) -> None:
-    steps = [
-        script("exit 3", id="bad", waitFor=["-"]),
-        script("sleep 300", id="long", waitFor=["-"]),
-        script("touch never", id="after", waitFor=["bad"]),
-    ]
-    started = time.monotonic()
-    result, _ = run({"steps": steps})
-    assert result.status == "FAILURE"
-    assert result.detail == f'build step 0 "{small}" failed: step exited with non-zero status: 3'
-    assert statuses(result) == ["FAILURE", "CANCELLED", "QUEUED"]
-    assert time.monotonic() - started < 120, "parallel steps are cancelled"
-    assert nothing_is_left()
-
-
-def test_allowed_failures_do_not_end_the_build(run: Run) -> None:
-    steps = [script("exit 7", allowFailure=True), script("exit 4", allowExitCodes=["4"]), script("exit 0")]
-    result, _ = run({"steps": steps})
-    assert (result.status, statuses(result)) == ("SUCCESS", ["FAILURE", "FAILURE", "SUCCESS"])
-    result, _ = run({"steps": [script("exit 5", allowExitCodes=["4"])]})
-    assert result.status == "FAILURE"
-
-
-def test_timeouts_end_a_step_and_a_build(run: Run) -> None:
-    result, _ = run({"steps": [script("sleep 300", timeout="1s"), script("true")]})
-    assert (result.status, statuses(result)) == ("TIMEOUT", ["TIMEOUT", "QUEUED"])
-    assert "took longer than its timeout of 1 s" in result.detail
-    result, _ = run({"steps": [script("sleep 300")], "timeout": "3s"})
-    assert (result.status, result.detail) == ("TIMEOUT", "the build took longer than its timeout of 3 s")
-    assert result.seconds < 120
-
-
-def test_environment_entrypoint_arguments_and_substitutions(run: Run) -> None:
-    steps = [
-        {"entrypoint": "sh", "args": ["-c", "echo $$A ${_B} $PROJECT_ID $$HOME"], "env": ["A=from-env"]},
-        script('echo "$_B and $BUILD_ID"', automapSubstitutions=True),
-    ]
-    result, lines = run(
-        {"steps": steps, "substitutions": {"_B": "$BUILD_ID!"}, "options": {"dynamicSubstitutions": True}}
-    )
-    assert result.status == "SUCCESS"
-    assert "Step #0: from-env b! p /builder/home" in lines
-    assert "Step #1: b! and b" in lines
-
-
-def test_volumes_are_shared_between_steps_and_outputs_are_kept(run: Run) -> None:
-    volumes = [{"name": "vol", "path": "/v"}]
-    steps = [
-        script("echo kept >/v/file", volumes=volumes),
-        script('cp /v/file "$BUILDER_OUTPUT/output"', volumes=volumes),
-    ]
-    result, _ = run({"steps": steps})
-    assert result.steps[1].output == b"kept\n"
-    assert nothing_is_left()
-
-
-def test_options_are_merged_into_every_step(run: Run) -> None:
-    options = {
-        "volumes": [{"name": "all", "path": "/all"}],
-        "env": ["A=options", "B=options"],
-        "dynamicSubstitutions": True,
-    }
-    steps = [
-        script("echo kept >/all/file; mkdir -p /tmp/x", env=["B=step"]),
-        {"entrypoint": "sh", "args": ["-c", 'echo "$$A $$B ${_X^^} $(cat /all/file) $(pwd)"'], "dir": "../tmp"},
-    ]
-    result, lines = run({"steps": steps, "options": options, "substitutions": {"_X": "${_Y:-loud}", "_Y": ""}})
-    assert result.status == "SUCCESS", lines
-    assert "Step #1: options options LOUD kept /tmp" in lines
-
-
-def test_an_exit_code_that_is_not_allowed_ends_the_build(run: Run) -> None:
-    """`allowExitCodes` takes precedence over `allowFailure`."""
-    steps = [
-        script("exit 3", allowExitCodes=[3]),
-        script("exit 4", allowFailure=True, allowExitCodes=[3]),
-        script("true"),
-    ]
-    result, _ = run({"steps": steps})
-    assert (result.status, statuses(result)) == ("FAILURE", ["FAILURE", "FAILURE", "QUEUED"])
-
-
-def test_a_step_that_cannot_be_started_fails_the_build(run: Run) -> None:
-    result, _ = run({"steps": [{"entrypoint": "/nowhere"}, script("true")]})
-    assert (result.status, statuses(result)) == ("FAILURE", ["FAILURE", "QUEUED"])
-    assert result.detail.startswith("Step #0 could not start: ")
-    assert "/nowhere" in result.detail
-    assert nothing_is_left()
-
-
-def test_an_image_that_cannot_be_found_is_one_line(run: Run) -> None:
-    with pytest.raises(UserError, match=r"registry\.invalid/x does not exist locally and cannot be pulled"):
-        run({"steps": [{"name": "registry.invalid/x"}]})
-    assert nothing_is_left()
-
-
-@pytest.mark.slow("the test of the project's cloudbuild.yaml below, whose steps have such images")
-@pytest.mark.needs("gcloud")
-def test_googles_builder_images_that_cannot_be_pulled_are_replaced(run: Run) -> None:
-    """gcloud and gsutil are mounted from this host, without the user's configuration."""
-    steps = [
-        {"name": "gcr.io/cloud-builders/gcloud", "args": ["config", "list", "--format=value(core.account)"]},
-        {"name": "gcr.io/cloud-builders/gsutil:latest", "args": ["version"]},
-        script("gcloud --version", name="gcr.io/google.com/cloudsdktool/cloud-sdk:slim"),
-    ]
-    result, lines = run({"steps": steps})
-    assert statuses(result) == ["SUCCESS"] * 3, lines
-    assert any(line.startswith("Step #1: gsutil version: ") for line in lines)
-    assert any(line.startswith("Step #2: Google Cloud SDK ") for line in lines)
-    assert not [line for line in lines if "@" in line], "no account"
-
-
-def test_a_replacement_that_needs_a_missing_gcloud_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder_images.shutil, "which", lambda _: None)
-    with pytest.raises(UserError, match="needs the Google Cloud CLI on this host: install it"):
-        run({"steps": [{"name": "gcr.io/cloud-builders/gcloud"}]})
-
-
-def test_ctrl_c_removes_the_containers(small: str, tmp_path: Path) -> None:
-    config = tmp_path / "cloudbuild.yaml"
-    config.write_text(json.dumps({"steps": [{"name": small, "script": "echo started; sleep 300"}]}), encoding="utf-8")
-    command = [sys.executable, "-m", "trainyard", "cloudbuild-local", f"--config={config}"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    seen = ""
-    for line in process.stderr:
-        seen += line
-        if "Step #0: started" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=60)
-    assert process.returncode == 130, seen + rest
-    assert rest.splitlines()[-1] == "cloudbuild-local: interrupted"
-    assert nothing_is_left()
-
-
-# --- gcloud builds submit --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 from tests.published_images import artifacts_of
 
-from cloudbuild_local import rules
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.oci import docker_engine, referrers, registry, statements
@@ -298,7 +297,7 @@ def test_a_repository_is_created_once_with_its_cleanup_policy(cloud: CloudBuild)
     assert made["format"] == "DOCKER"
     assert made["dockerConfig"] == {"immutableTags": True}
     condition = made["cleanupPolicies"]["delete-untagged"]["condition"]
-    assert (condition["tagState"], rules.seconds(condition["olderThan"])) == ("UNTAGGED", 30 * 86400)
+    assert (condition["tagState"], condition["olderThan"]) == ("UNTAGGED", f"{30 * 86400}s")
     assert made["cleanupPolicies"]["keep-newest"]["mostRecentVersions"] == {"keepCount": 20}
     assert made["cleanupPolicyDryRun"] is False
     assert artifact_registry.create(PLACE, immutable=True) is False, "a second run changes nothing"

@@ -7,9 +7,9 @@ the gcloud CLI (528) uses them.
     with CloudBuild(registry="127.0.0.1:5000") as cloud:
         subprocess.run(["gcloud", "builds", "submit", ...], env=os.environ | cloud.environment(folder))
 
-Steps are run by cloudbuild_local.executor. Images under `images:` are pushed to ``registry``, which is used instead
-of Artifact Registry. Builds that Cloud Build would reject (:mod:`tests.fakes.cloud_build_rules`) are rejected in its
-error format, which gcloud prints.
+Steps are run by :mod:`tests.fakes.cloud_build_runner`. Images under `images:` are pushed to ``registry``, which is
+used instead of Artifact Registry. Builds that Cloud Build would reject (:mod:`tests.fakes.cloud_build_rules`) are
+rejected in its error format, which gcloud prints.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudbuild_local.config import substituted
-from cloudbuild_local.executor import CANCELLED, INTERNAL, Executor, Result
 from tests.fakes import cloud_build_rules
+from tests.fakes.cloud_build_runner import Result, Runner
 from tests.fakes.server import ApiError, Route, Server, Upload, gcloud_environment
-from trainyard.common.errors import StepFailed, UserError
 from trainyard.sandbox.fakes import storage
 
 PROJECT = "fake-project"
@@ -39,10 +37,10 @@ TOKEN = "fake-token"
 
 @dataclass
 class Submitted:
-    """A submitted build: the API's resource, its executor, and its log so far."""
+    """A submitted build: the API's resource, what runs it, and its log so far."""
 
     resource: dict[str, Any]
-    executor: Executor | None = None
+    runner: Runner | None = None
     log: list[str] = field(default_factory=list)
     result: Result | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -69,14 +67,13 @@ class CloudBuild(Server):
     token = TOKEN
     uploads = ("/upload/",)
 
-    def __init__(self, *, registry: str | None = None, images: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, registry: str | None = None) -> None:
         """
         Args:
             registry: host:port of a registry to use for every registry of ``images:``.
-            images: image name -> local image to use for it.
         """
         super().__init__()
-        self._registry, self._images = registry, dict(images or {})
+        self._registry = registry
         self.objects: dict[tuple[str, str], bytes] = {}
         self.builds: dict[str, Submitted] = {}
         self.repositories: dict[str, dict[str, Any]] = {}
@@ -86,8 +83,8 @@ class CloudBuild(Server):
 
     def __exit__(self, *error: object) -> None:
         for build in self.builds.values():
-            if build.executor and not build.done.is_set():
-                build.executor.cancel()
+            if build.runner and not build.done.is_set():
+                build.runner.cancel()
         for thread in self._threads:
             thread.join(timeout=120)
         super().__exit__(*error)
@@ -168,7 +165,6 @@ class CloudBuild(Server):
         violations = cloud_build_rules.violations(body)
         if violations:
             raise ApiError(400, violations[0])
-        build = substituted(body, built_in)
         resource = body | {
             "id": identity,
             "projectId": project,
@@ -179,13 +175,8 @@ class CloudBuild(Server):
             "name": f"projects/{project}/locations/{location}/builds/{identity}",
         }
         submitted = Submitted(resource)
-        submitted.executor = Executor(
-            build,
-            io.BytesIO(archive) if archive else None,
-            write=submitted.log.append,
-            images=self._images,
-            push_to=self._registry,
-        )
+        source = io.BytesIO(archive) if archive else None
+        submitted.runner = Runner(body, built_in, source, submitted.log.append, self._registry)
         self.builds[identity] = submitted
         thread = threading.Thread(target=self._run, args=[submitted], daemon=True)
         self._threads.append(thread)
@@ -199,22 +190,20 @@ class CloudBuild(Server):
         }
 
     def _run(self, submitted: Submitted) -> None:
-        assert submitted.executor is not None
+        assert submitted.runner is not None
         resource = submitted.resource
         try:
-            result = submitted.executor.run()
-        except (UserError, StepFailed) as error:
-            result = Result(status="FAILURE", detail=str(error), steps=submitted.executor.outcomes)
+            result = submitted.runner.run()
         except Exception as error:  # of any kind: gcloud waits for the end of the build
-            result = Result(status=INTERNAL, detail=repr(error), steps=submitted.executor.outcomes)
+            result = Result("INTERNAL_ERROR", repr(error))
         submitted.result = result
         steps = []
-        for step, outcome in zip(resource["steps"], result.steps, strict=True):
+        for step, outcome in zip(resource["steps"], submitted.runner.outcomes, strict=True):
             ended = {"timing": {"startTime": _now(outcome.started), "endTime": _now(outcome.ended)}}
             steps.append(step | {"status": outcome.status} | (ended if outcome.ended else {}))
         results = {
             "images": [{"name": name, "digest": digest} for name, digest in result.images.items()],
-            "buildStepOutputs": [base64.b64encode(outcome.output).decode() for outcome in result.steps],
+            "buildStepOutputs": [base64.b64encode(outcome.output).decode() for outcome in submitted.runner.outcomes],
         }
         submitted.resource = resource | {"steps": steps, "results": results, "finishTime": _now()}
         if result.detail:
@@ -234,8 +223,8 @@ class CloudBuild(Server):
 
     def _cancel(self, _parent: str, identity: str, **_: Any) -> dict[str, Any]:
         submitted = self._build(identity)
-        if submitted.executor and not submitted.done.is_set():
-            submitted.executor.cancel(CANCELLED)
+        if submitted.runner and not submitted.done.is_set():
+            submitted.runner.cancel()
             submitted.done.wait(timeout=60)
         return submitted.resource
 

@@ -3,7 +3,6 @@
 The schema is that of the API's discovery document (:mod:`tests.fakes.discovery`). The constraints that it cannot
 express are stated by the descriptions of its fields, by Google's documentation, or by Google's own local builder
 (https://github.com/GoogleCloudPlatform/cloud-build-local/blob/master/validate/validate.go, below: validate.go).
-None of this uses cloudbuild_local.rules: a wrong rule there would then be accepted here too.
 """
 
 from __future__ import annotations

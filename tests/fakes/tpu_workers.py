@@ -20,7 +20,7 @@ import docker.errors
 from docker.models.containers import Container
 from docker.models.networks import Network
 
-from cloudbuild_local import builder_images
+from tests.fakes import cloud_build_runner
 from tests.fakes.tpu_types import TpuType
 from trainyard.common.settings import ROOT
 from trainyard.oci import docker_engine
@@ -35,7 +35,7 @@ TOKEN = "ya29.fake-access-token"
 
 def image() -> str:
     """The reference of the workers' image, which is built here (14 s, or 1 s from the build cache)."""
-    base = builder_images.replacement("gcr.io/cloud-builders/docker").image
+    base = cloud_build_runner.docker_image()
     docker_engine.buildx(
         "build", "--quiet", "--load", "--provenance=false", f"--build-arg=DOCKER={base}", f"--tag={IMAGE}",
         f"--build-context=product={ROOT / 'scripts' / 'trainyard' / 'sandbox' / 'fakes'}",

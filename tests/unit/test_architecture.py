@@ -22,19 +22,17 @@ ROOTS = {
     "trainers": ROOT / "trainers",
     "trainyard": SCRIPTS / "trainyard",
     "trainyard_jobs": SCRIPTS / "trainyard_jobs",
-    "cloudbuild_local": SCRIPTS / "cloudbuild_local",
 }
 
 #: The packages outside -> those that each may import.
 OUTSIDE = {
     "trainyard": {"trainyard"},
     "trainyard_jobs": {"trainyard", "trainyard_jobs"},
-    "cloudbuild_local": {"trainyard", "cloudbuild_local"},
 }
 
 #: Package -> at most so many rooms (its folders and files), arrows (imports between two rooms) and floors (a room is
 #: one above the highest that it imports).
-SIZES = {"trainyard": (12, 50, 10), "trainyard_jobs": (10, 27, 6), "cloudbuild_local": (9, 13, 6)}
+SIZES = {"trainyard": (12, 50, 10), "trainyard_jobs": (10, 27, 6)}
 
 outside = pytest.mark.parametrize("root", OUTSIDE)
 
@@ -145,10 +143,7 @@ def test_neighbours_build_on_the_builder_which_knows_them_by_registration_alone(
         naming = [
             name
             for name, path in modules(root).items()
-            if re.search(
-                "trainyard_jobs|cloudbuild_local",
-                re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL),
-            )
+            if "trainyard_jobs" in re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         ]
         assert naming == ["trainyard.common.registration"]
 

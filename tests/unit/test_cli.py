@@ -27,7 +27,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 #: What `make VERB` called before there were commands; all of them still work.
 COMMANDS = {
-    "audit", "authorize-tpu", "base", "build", "check", "check-job", "clean", "cloudbuild-local", "diff", "image",
+    "audit", "authorize-tpu", "base", "build", "check", "check-job", "clean", "diff", "image",
     "images", "job", "list", "lock", "login", "pod", "promote", "push", "rehearse", "render", "repository", "reproduce",
     "rollback", "rules", "sbom", "shell", "sign", "sizes", "smoke", "test", "verify",
 }  # fmt: skip
@@ -90,7 +90,7 @@ def test_every_command_of_today_is_there() -> None:
 def test_the_first_help_is_short_and_short_names_of_grouped_commands_are_hidden() -> None:
     shown = {name for name, command in short_names().items() if not command.hidden}
     assert len(shown - {"dev", "job", "pod"}) <= 17
-    assert not shown & {"build", "check-job", "authorize-tpu", "cloudbuild-local"}
+    assert not shown & {"build", "check-job", "authorize-tpu"}
 
 
 def test_a_command_of_a_group_has_the_groups_name_or_none() -> None:

@@ -9,7 +9,6 @@ import click
 import pytest
 import yaml
 
-from cloudbuild_local import config as cloud_config
 from trainyard import cli
 from trainyard.commands import promote, push
 from trainyard.commands.dev import cloudbuild_step, image_index
@@ -46,11 +45,11 @@ def test_all_files_of_a_schedule_are_generated(schedule: Schedule) -> None:
 
 @schedules
 def test_the_trigger_has_the_schema_of_the_api(schedule: Schedule) -> None:
-    trigger = cloud_config.read(schedule.trigger.read_text(encoding="utf-8"), "trigger")
+    trigger = yaml.safe_load(schedule.trigger.read_text(encoding="utf-8"))
     assert not google.validate("cloudbuild.v1", "BuildTrigger", trigger)
     (one,) = google.validate("cloudbuild.v1", "BuildTrigger", trigger | {"descriptoin": "x"})
     assert "unknown field 'descriptoin' (did you mean 'description'?)" in one.what
-    build = cloud_config.read(schedule.build.read_text(encoding="utf-8"), "build")
+    build = yaml.safe_load(schedule.build.read_text(encoding="utf-8"))
     assert set(trigger["substitutions"]) <= set(build["substitutions"])
     path = trigger.get("filename") or trigger["gitFileSource"]["path"]
     assert path == model.relative(schedule.build)
@@ -139,7 +138,7 @@ def test_targets_of_one_platform_have_no_index() -> None:
 
 @schedules
 def test_steps_get_every_substitution_that_they_read_as_a_variable(schedule: Schedule) -> None:
-    build = cloud_config.read(schedule.build.read_text(encoding="utf-8"), "build")
+    build = yaml.safe_load(schedule.build.read_text(encoding="utf-8"))
     given = {entry.partition("=")[0] for entry in build["options"]["env"]}
     read = {str(parameter.envvar) for parameter in cloudbuild_step.command.params if parameter.envvar}
     assert read <= given
@@ -149,7 +148,7 @@ def test_steps_get_every_substitution_that_they_read_as_a_variable(schedule: Sch
 
 def test_only_the_nightly_schedule_promotes() -> None:
     for schedule in SCHEDULES:
-        build = cloud_config.read(schedule.build.read_text(encoding="utf-8"), "build")
+        build = yaml.safe_load(schedule.build.read_text(encoding="utf-8"))
         promotes = schedule is cloud_plan.NIGHTLY
         assert bool(build["substitutions"]["_PROMOTE"]) is promotes
         assert ("promote" in workflow(schedule)["jobs"]["image"]["steps"][-1]["run"]) is promotes

@@ -10,12 +10,10 @@ from collections import Counter
 
 import pytest
 from tests import examples
-from tests.unit.corpus import cloud_build, google_jobs, kinds, kubernetes, names, published
+from tests.unit.corpus import google_jobs, kinds, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
-BY_HAND: list[Case] = [
-    one for module in (kubernetes, google_jobs, kinds, cloud_build, names) for one in module.corpus()
-]
+BY_HAND: list[Case] = [one for module in (kubernetes, google_jobs, kinds, names) for one in module.corpus()]
 
 #: A program makes these faults; a quarter of them is checked without --big, and test_goldens.py has others.
 GENERATED = list(published.corpus())

@@ -19,7 +19,7 @@ from trainyard.common.settings import ROOT
 TESTED = (
     "trainyard.lint", "trainyard.common.rule_engine", "trainyard_jobs.check", "trainyard_jobs.kubernetes",
     "trainyard_jobs.model", "trainyard_jobs.platforms", "trainyard_jobs.pods", "trainyard_jobs.rules",
-    "trainyard_jobs.schema", "cloudbuild_local.config.load", "cloudbuild_local.rules",
+    "trainyard_jobs.schema",
 )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cloudbuild_local import local
 from trainyard.image import plan
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import build_backends, code_files
@@ -79,7 +78,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "the time": lambda folder: plan.source_date_epoch(folder),
     "the code": lambda folder: code_files.collect(workspace(folder)),
     "the version": build_backends._from_git,
-    "the upload": local.source_files,
 }
 
 

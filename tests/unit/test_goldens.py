@@ -22,7 +22,7 @@ import pytest
 from tests import workspaces
 from tests.goldens import transcript
 from tests.goldens.transcript import FOLDER, ROOT
-from tests.unit.corpus import cloud_build, google_jobs, kubernetes, names, published
+from tests.unit.corpus import google_jobs, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
 from trainyard import cli
@@ -102,7 +102,6 @@ def test_every_command_has_a_transcript(trainyard: Command) -> None:
 _WHERE = re.compile(r"\d{4}\.yaml(?::\d+)?: ")
 
 CORPORA: dict[str, Callable[[], Iterable[Case]]] = {
-    "cloud_build": cloud_build.corpus,
     "google_jobs": google_jobs.corpus,
     "kubernetes": kubernetes.corpus,
     "names": names.corpus,
@@ -119,30 +118,16 @@ def _verdict(case: Case, file: dict[str, Any]) -> str:
     return f"{case.name} | {'passes' if file['passed'] else 'fails'}{'; '.join(['', *error, *rules])}"
 
 
-def _verdict_on_build(case: Case, run: transcript.Run) -> str:
-    Path("cloudbuild.yaml").write_text(case.text, encoding="utf-8")
-    given = [f"--substitutions=^|^{'|'.join(f'{name}={value}' for name, value in case.substitutions.items())}"]
-    given = [*(given if case.substitutions else []), *(["--trigger"] if case.trigger else [])]
-    words = ["cloudbuild-local", "--check", "cloudbuild.yaml", "--json", *given]
-    status, out, err = run({}, ["trainyard", *words])
-    found = json.loads(out)["errors"] if out else [err.strip().removeprefix("cloudbuild-local: ")]
-    return f"{case.name} | {'fails' if status else 'passes'}{'; '.join(['', *found])}"
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(one, marks=SLOW if one in ("kubernetes", "published") else ()) for one in CORPORA]
 )
 def test_the_verdicts_over_a_corpus(name: str, run: transcript.Run, update: bool) -> None:
     """A line for each case: its name, whether it passes, and the rules with their severities, or the error."""
-    lines = []
     cases = list(CORPORA[name]())
-    jobs = [one for one in cases if not one.build]
-    for number, one in enumerate(jobs):
+    for number, one in enumerate(cases):
         Path(f"{number:04}.yaml").write_text(one.text, encoding="utf-8")
-    if jobs:
-        paths = [f"{number:04}.yaml" for number in range(len(jobs))]
-        files = json.loads(run({}, ["trainyard", "check-job", *paths, "--offline", "--json"])[1])["files"]
-        assert [one["file"] for one in files] == paths
-        lines += [_verdict(case, file) for case, file in zip(jobs, files, strict=True)]
-    lines += [_verdict_on_build(case, run) for case in cases if case.build]
+    paths = [f"{number:04}.yaml" for number in range(len(cases))]
+    files = json.loads(run({}, ["trainyard", "check-job", *paths, "--offline", "--json"])[1])["files"]
+    assert [one["file"] for one in files] == paths
+    lines = [_verdict(case, file) for case, file in zip(cases, files, strict=True)]
     transcript.compare(f"corpora/{name}.txt", "".join(f"{line}\n" for line in lines), update=update)

@@ -13,7 +13,6 @@ from tests.unit.corpus import kinds as corpus
 from tests.unit.corpus.case import Document, dumped
 from tests.unit.test_corpus import VALID
 
-from cloudbuild_local import config
 from trainyard.common import console
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
@@ -49,8 +48,7 @@ def test_a_template_says_first_what_to_fill_in_and_where(tmp_path: Path, number:
 
 
 def test_no_valid_job_of_the_corpora_is_a_template() -> None:
-    jobs = [one for one in VALID if not one.build]
-    found = {one.name: list(placeholders.in_job(job_file.parse(one.text, Path("job.yaml")))) for one in jobs}
+    found = {one.name: list(placeholders.in_job(job_file.parse(one.text, Path("job.yaml")))) for one in VALID}
     assert {name: places for name, places in found.items() if places} == {}
     assert len(found) > 300
 
@@ -270,72 +268,6 @@ def test_consoles_that_show_text_of_users_have_no_emoji() -> None:
     shown = io.StringIO()
     Console(file=shown, emoji=False).print("job.yaml:100:")
     assert ":100:" in shown.getvalue()
-
-
-BUILD = """\
-# for a trigger
-steps:
-- name: ubuntu
-  args: [echo, $_TEXT]
-- name: ubuntu
-  entrypiont: bash
-  waitFor: [first]
-options:
-  env:
-  - A=b
-  - bad
-substitutions:
-  _UNUSED: x
-"""
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("steps[1].entrypiont: unknown field 'entrypiont'", 6),
-        ("step 1: waitFor 'first' is not the id of an earlier step", 7),
-        ("step 1: 'name' is missing", 5),
-        ("options: env 'bad' is not KEY=VALUE", 11),
-        ("substitution $_TEXT is not defined", 4),
-        ("substitution _UNUSED is defined but never used", 13),
-        ("substitutions: '_UNUSED' is not a name", 13),
-        ("steps.args is not supported by the local executor", 4),
-        ("200 steps; at most 100", 2),
-        ("nested too deeply", 1),
-    ],
-)
-def test_a_message_about_a_build_has_the_line_of_what_it_names(message: str, line: int) -> None:
-    assert config.line_of(config.read(BUILD, "cloudbuild.yaml"), message) == line
-    assert config.line_of({}, message) == 1
-
-
-def test_findings_in_a_build_have_file_and_line(tmp_path: Path, trainyard: Command) -> None:
-    path = written(tmp_path, BUILD.replace("  entrypiont: bash\n", ""), "cloudbuild.yaml")
-    status, out, err = trainyard("dev", "cloudbuild-local", "--check", str(path), "--json")
-    assert status == 1
-    assert f"{path}:6: step 1: waitFor 'first' is not the id of an earlier step" in err
-    assert f"{path}:10: options: env 'bad' is not KEY=VALUE" in out
-    with pytest.raises(UserError, match=r"cloudbuild.yaml:6: step 1: waitFor 'first'"):
-        config.load(config.read_file(path), where="cloudbuild.yaml", built_in={})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("steps: [{name: a, env: {FOO: bar}}]",
-         "steps[0].env: {\"FOO\": \"bar\"} is not a list of KEY=VALUE, as in '- A=b'"),
-        ("steps: [{name: a, args: {FOO: bar}}]", 'steps[0].args: {"FOO": "bar"} is not a list'),
-        ("steps: [{name: [a]}]", 'steps[0].name: ["a"] is not text'),
-        ("steps: [{image: a}]", "steps[0].image: unknown field 'image' (did you mean 'name'?)"),
-        ("steps: [{name: $_DB_HOST}]\nsubstitutions: {_AR_HOSTNAME: a}", "substitution $_DB_HOST is not defined"),
-        ("steps: [{name: $_R/webhook:$SHORT_SHA}]\nsubstitutions: {_R: ''}",
-         "$_R/webhook:$SHORT_SHA is this because $_R is empty"),
-    ],
-)  # fmt: skip
-def test_what_a_build_is_told_to_do_corrects_it(text: str, said: str) -> None:
-    found = config.judge(config.read(text, "cloudbuild.yaml"), built_in={"SHORT_SHA": "value"}).errors
-    assert any(said in one for one in found), found
-    assert not any("_AR_HOSTNAME'" in one or "timing" in one for one in found)
 
 
 def test_a_slice_is_not_told_to_use_a_second_pool(tmp_path: Path) -> None:

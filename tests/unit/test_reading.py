@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from cloudbuild_local import config as cloud_config
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
@@ -39,7 +38,6 @@ Reader = Callable[[Path], Any]
 YAML: dict[str, Reader] = {
     "trainyard.yaml": model._load_repository,
     "job.yaml": job_file.load,
-    "cloudbuild.yaml": cloud_config.read_file,
     "environment.yml": yaml_source.read,
 }
 OTHERS: dict[str, Reader] = {

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cloudbuild_local import rules as cloud_build
 from trainyard.common import rule_engine
 from trainyard.common.rule_engine import Finding, Rule, Severity, rule
 from trainyard.common.settings import ROOT
@@ -50,7 +49,7 @@ def test_ids_are_unique() -> None:
 
 
 def test_rules_report_in_the_order_of_their_modules_and_definitions() -> None:
-    for rules in (image.RULES, platforms.RULES, cloud_build.RULES):
+    for rules in (image.RULES, platforms.RULES):
         modules = [one.function.__module__ for one in rules]
         assert modules == sorted(modules, key=modules.index), "the rules of a module are together"
         for module in dict.fromkeys(modules):

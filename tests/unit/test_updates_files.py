@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudbuild_local import config as cloud_config
 from trainyard import cli
 from trainyard.common.settings import ROOT
 from trainyard.project import check, generated
@@ -55,7 +54,7 @@ def test_a_pull_request_is_proved_and_never_proposed() -> None:
 
 
 def test_the_build_and_its_trigger_have_the_schema_of_the_api() -> None:
-    build, trigger = (cloud_config.read(path.read_text(encoding="utf-8"), path.name) for path in (BUILD, TRIGGER))
+    build, trigger = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in (BUILD, TRIGGER))
     assert not google.validate("cloudbuild.v1", "Build", build)
     assert not google.validate("cloudbuild.v1", "BuildTrigger", trigger)
     assert trigger["gitFileSource"]["path"] == BUILD.name
@@ -66,7 +65,7 @@ def test_the_build_and_its_trigger_have_the_schema_of_the_api() -> None:
 
 
 def test_the_steps_are_shell_after_substitution() -> None:
-    for step in cloud_config.read(BUILD.read_text(encoding="utf-8"), BUILD.name)["steps"]:
+    for step in yaml.safe_load(BUILD.read_text(encoding="utf-8"))["steps"]:
         script = re.sub(r"(?<!\$)\$(\w+)", "value", step["args"][1]).replace("$$", "$")
         done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert not done.stderr

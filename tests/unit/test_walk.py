@@ -81,7 +81,7 @@ def carries(value: object) -> bool:
 
 def is_ours(value: object) -> bool:
     """Tell if an object is of a class of the packages in scripts/."""
-    return type(value).__module__.partition(".")[0] in ("trainyard", "trainyard_jobs", "cloudbuild_local")
+    return type(value).__module__.partition(".")[0] in ("trainyard", "trainyard_jobs")
 
 
 @contextmanager

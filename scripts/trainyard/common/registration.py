@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainyard.common.rule_engine import Rule
 
 #: Import names of the neighbours, in the order in which their rules are listed.
-NEIGHBOURS = ("trainyard_jobs", "cloudbuild_local")
+NEIGHBOURS = ("trainyard_jobs",)
 
 #: Path of a generated page -> name and variables of its template.
 Pages = dict[Path, tuple[str, dict[str, Any]]]

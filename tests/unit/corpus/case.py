@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cloudbuild_local import config
 from trainyard.common.errors import UserError
 from trainyard_jobs.check import placeholders
 from trainyard_jobs.platforms import all_rules
@@ -28,26 +27,16 @@ class Case:
         source: the link to upstream's example, test or schema.
         text: the file, YAML.
         valid: whether upstream accepts it, and its job can start.
-        build: whether it is a cloudbuild.yaml.
-        substitutions: those that are given with a build, besides the file's.
-        trigger: whether it is a build for a trigger.
     """
 
     name: str
     source: str
     text: str
     valid: bool
-    build: bool = False
-    substitutions: dict[str, str] = field(default_factory=dict)
-    trigger: bool = False
 
     def refusals(self) -> list[str]:
         """Why Trainyard says that the file is refused, or that its job cannot start; none if it accepts it."""
         try:
-            if self.build:
-                content = config.read(self.text, "cloudbuild.yaml")
-                values = {"PROJECT_ID": "project"}
-                return config.judge(content, given=self.substitutions, built_in=values, trigger=self.trigger).errors
             job = job_file.parse(self.text, Path("job.yaml"))
             placeholders.refuse(placeholders.in_job(job), "job.yaml")
             evidence = Evidence(job)
@@ -68,9 +57,7 @@ def dumped(*documents: Document) -> str:
     return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False))
 
 
-def cases(
-    prefix: str, source: str, entries: Iterable[tuple[str, Document, bool]], *, build: bool = False
-) -> Iterator[Case]:
+def cases(prefix: str, source: str, entries: Iterable[tuple[str, Document, bool]]) -> Iterator[Case]:
     """Cases of one source, from (name, document, whether it is valid)."""
     for name, document, valid in entries:
-        yield Case(f"{prefix}: {name}", source, dumped(document), valid, build)
+        yield Case(f"{prefix}: {name}", source, dumped(document), valid)

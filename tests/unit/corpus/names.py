@@ -1,4 +1,4 @@
-"""Names that are nearly right: of images, accelerators, machines and resources, and builds for triggers.
+"""Names that are nearly right: of images, accelerators and machines.
 
 The documents that each case links say which names there are. Names that may be newer than those documents are valid.
 """
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.unit.corpus.case import Case, Document, dumped
-from tests.unit.corpus.cloud_build import DYNAMIC, SCHEMA, build, step
 from tests.unit.corpus.google_jobs import JOB_SPEC, pool, pools
 from tests.unit.corpus.kubernetes import ACCELERATOR, GPU, MACHINE, TOPOLOGY, TPU, gpu, job
 
@@ -22,9 +21,6 @@ HOW_TO_TPUS = "https://cloud.google.com/kubernetes-engine/docs/how-to/tpus"
 GPUS = "https://cloud.google.com/kubernetes-engine/docs/concepts/gpus"
 A4X_MAX = "https://docs.nvidia.com/aicr/integrator-guide/gke-a-4-x-max-networking.md"
 TRAINER = "https://github.com/kubeflow/trainer/blob/8c0f5059bd51ec3ba6d6a6a7b2e1471de7bc13b3"
-BUILD = "https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds"
-SUBSTITUTIONS = "https://cloud.google.com/build/docs/configuring-builds/substitute-variable-values"
-REGIONAL_SECRETS = "https://cloud.google.com/secret-manager/regional-secrets/access-regional-secret-version"
 
 DIGEST = f"sha256:{'0' * 64}"
 
@@ -117,71 +113,8 @@ def _kubeflow() -> Iterator[Entry]:
     )
 
 
-def _resources() -> Iterator[Entry]:
-    """Resource names in builds."""
-    for name, valid in (("projects/p/locations/us-west1/workerPools/w", True), ("$_POOL", True), ("my-pool", False),
-                        ("projects/$PROJECT_ID/locations/us-west1/workerPools/w", True),
-                        ("projects/p/workerPools/w", False)):  # fmt: skip
-        substitutions = {"substitutionOption": "ALLOW_LOOSE", "pool": {"name": name}}
-        yield f"pool {name}", BUILD, build(options=substitutions), valid
-    for source, name, valid in (
-        (BUILD, "projects/p/secrets/s/versions/latest", True),
-        (BUILD, "projects/$PROJECT_ID/secrets/s/versions/1", True),
-        (REGIONAL_SECRETS, "projects/p/locations/us-west1/secrets/s/versions/1", True),
-        (BUILD, "DB_USER:latest", False),
-        (BUILD, "projects/p/secrets/s", False),
-    ):
-        secrets = {"secretManager": [{"versionName": name, "env": "A"}]}
-        yield f"secret {name}", source, build(step(secretEnv=["A"]), availableSecrets=secrets), valid
-    for name, valid in (("projects/p/serviceAccounts/a@p.iam.gserviceaccount.com", True),
-                        ("projects/-/serviceAccounts/123", True), ("a@p.iam.gserviceaccount.com", False)):  # fmt: skip
-        logs = {"logging": "CLOUD_LOGGING_ONLY"}
-        yield f"service account {name}", BUILD, build(serviceAccount=name, options=logs), valid
-    for source, name, valid in REFERENCES:
-        if "@sha256" not in name:
-            yield f"build of {name}", source, build(images=[name]), valid
-    local = "us-docker.pkg.dev/my-project/img:1"
-    yield (
-        "a step in an image of an earlier step",
-        REGISTRY,
-        build(step(args=["build", "-t", local]), step(name=local)),
-        True,
-    )
-
-
-#: Builds that a trigger runs and 'gcloud builds submit' does not: where that is said, the build, and what is in it.
-TRIGGERED: list[tuple[str, str, Document]] = [
-    ("an undefined substitution", SUBSTITUTIONS, build(step(args=["$_DEPLOY_REGION"]))),
-    ("an unused substitution", SUBSTITUTIONS, build(substitutions={"_DEPLOY_REGION": "us-west1"})),
-    ("the number of a pull request", SUBSTITUTIONS, build(step(args=["$_PR_NUMBER", "$_HEAD_BRANCH"]))),
-    ("an image with an undefined part", SUBSTITUTIONS,
-     build(step(name="us-docker.pkg.dev/$PROJECT_ID/$_IMAGE"), images=["us-docker.pkg.dev/$PROJECT_ID/$_IMAGE:$_TAG"])),
-    ("a digest that is undefined", SUBSTITUTIONS, build(step(name="us-docker.pkg.dev/p/r/img@$_DIGEST"))),
-    ("a default that is empty", SUBSTITUTIONS, build(images=["$_REGISTRY/img:1"], substitutions={"_REGISTRY": ""})),
-    ("part of an undefined tag", DYNAMIC, build(images=["gcr.io/p/img:${_TAG:7:3}", "gcr.io/p/img:${_TAG//./-}"])),
-    ("a value of the event", DYNAMIC, build(step(name="gcr.io/p/$_NAME"), substitutions={"_NAME": "$(body.name)"})),
-    ("a value that must be set", DYNAMIC, build(step(args=["${_X:?missing}", "$_Y"]))),
-]  # fmt: skip
-
-#: What a trigger does not run either.
-NOT_TRIGGERED: list[tuple[str, str, Document]] = [
-    ("a field that is unknown", SCHEMA, build(step(argz=["$_X"]))),
-    ("a variable of a shell", SUBSTITUTIONS, build(step(args=["$HOSTNAME"]))),
-    ("an image in capitals", REFERENCE, build(images=["gcr.io/p/Img:1"])),
-    ("an image in capitals by its default", REFERENCE, build(images=["gcr.io/p/$_X"], substitutions={"_X": "Img"})),
-    ("a step that waits for a later one", SCHEMA, build(step(waitFor=["b"]), step(id="b"))),
-]
-
-
 def corpus() -> Iterator[Case]:
     """All of them."""
     for part in (_images, _vertex, _gke, _kubeflow):
         for name, source, document, valid in part():
             yield Case(f"names: {name}", source, dumped(document), valid)
-    for name, source, document, valid in _resources():
-        yield Case(f"names: {name}", source, dumped(document), valid, build=True)
-    for name, source, document in TRIGGERED:
-        yield Case(f"trigger: {name}", source, dumped(document), True, build=True, trigger=True)
-        yield Case(f"submitted: {name}", source, dumped(document), False, build=True)
-    for name, source, document in NOT_TRIGGERED:
-        yield Case(f"trigger: {name}", source, dumped(document), False, build=True, trigger=True)

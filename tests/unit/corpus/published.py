@@ -235,14 +235,6 @@ OLD: Document = {
         "useChiefInTfConfig": True,
     },
 }  # fmt: skip
-BUILD: Document = {
-    "steps": [{"name": "a", "id": "one", "args": ["b"], "env": ["A=b"], "dir": "c", "timeout": "60s",
-               "allowFailure": True, "waitFor": ["-"]}],
-    "images": ["a"],
-    "timeout": "600s",
-    "options": {"machineType": "E2_HIGHCPU_8", "logging": "CLOUD_LOGGING_ONLY", "diskSizeGb": 100, "env": ["B=c"]},
-    "tags": ["t"],
-}  # fmt: skip
 
 
 #: Required fields that flags of gcloud give.
@@ -294,7 +286,7 @@ def _google_fact(api: str, schema: Document) -> Document:
     return found | ({"enum": schema["enum"]} if "enum" in schema else {})
 
 
-def _google(name: str, api: str, message: str, document: Document, *, build: bool = False) -> Iterator[Case]:
+def _google(name: str, api: str, message: str, document: Document) -> Iterator[Case]:
     for place in _places(document):
         schema = _schema_at(api, message, place)
         if schema is None:
@@ -304,7 +296,7 @@ def _google(name: str, api: str, message: str, document: Document, *, build: boo
             faults.append(("is no duration", _set(document, place, "1h")))
         for what, faulty in faults:
             where = ".".join(map(str, place)) or "the file"
-            yield Case(f"{name} {where}: {what}", _document_of(api), dumped(faulty), valid=False, build=build)
+            yield Case(f"{name} {where}: {what}", _document_of(api), dumped(faulty), valid=False)
 
 
 def corpus() -> Iterator[Case]:
@@ -317,8 +309,6 @@ def corpus() -> Iterator[Case]:
         ("CustomJob", "aiplatform.v1", f"{vertex}CustomJobSpec", CUSTOM),
         ("tuning job", "aiplatform.v1", f"{vertex}HyperparameterTuningJob", TUNING),
         ("AI Platform job", "ml.v1", "GoogleCloudMlV1__Job", OLD),
-        ("build", "cloudbuild.v1", "Build", BUILD),
     ):
-        build = name == "build"
-        yield Case(f"{name} that faults are made from", _document_of(api), dumped(document), valid=True, build=build)
-        yield from _google(name, api, message, document, build=build)
+        yield Case(f"{name} that faults are made from", _document_of(api), dumped(document), valid=True)
+        yield from _google(name, api, message, document)

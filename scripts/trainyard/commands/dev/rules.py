@@ -10,7 +10,7 @@ GROUP = "build"
 
 
 @options.command(
-    "List the rules for images, job files and builds, with severity and source.",
+    "List the rules for images and job files, with severity and source.",
     "trainyard dev rules",
     "trainyard dev rules image target",
     "trainyard dev rules gke --json",
@@ -18,10 +18,10 @@ GROUP = "build"
 @click.argument("subjects", metavar="[SUBJECT | RULE]...", nargs=-1, envvar=f"{settings.PREFIX}SUBJECT")
 @options.json_output
 def command(subjects: tuple[str, ...], as_json: bool) -> None:
-    """List the rules of 'trainyard verify', 'trainyard job check' and 'trainyard dev cloudbuild-local'.
+    """List the rules of 'trainyard verify' and 'trainyard job check'.
 
     SUBJECT limits the list: image (every image), target (an image of a target, compared with its spec), custom-job,
-    hyperparameter-tuning-job, ai-platform, gke, cloud-build, or the id of a rule.
+    hyperparameter-tuning-job, ai-platform, gke, or the id of a rule.
 
     \b
     Severities:
