@@ -62,7 +62,6 @@ CLAIMS = [
     predicates.provenance(BUILDKIT),
     predicates.verify({"digest": DIGEST, "passed": True, "rules": ["labels", "sizes"], "notes": []}),
     predicates.smoke({"digest": DIGEST, "passed": True, "level": "trained", "accuracy": 98.9, "resumed_from": 43}),
-    predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}'),
 ]
 
 #: Predicate type -> its message in in-toto-attestation. Verification summaries are left out: in the last release,

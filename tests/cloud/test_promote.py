@@ -131,10 +131,10 @@ def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, spe
     digest = pushed(address, "one")
     passed(digest)
     signer = KeySigner(ec.generate_private_key(ec.SECP256R1()))
-    demanded = Demanded(signer.trust, ["sbom", "vex"], signer)
+    demanded = Demanded(signer.trust, ["sbom", "smoke"], signer)
     source, floating = (Repository(f"{place}/trainyard") for place in (address, f"{address}-floating"))
     claims.attach(source, source.existing(digest), signer, [one for one in CLAIMS if one.kind == "sbom"])
-    with pytest.raises(StepFailed, match=f"{digest} has no claim 'vex' that is signed with this key"):
+    with pytest.raises(StepFailed, match=f"{digest} has no claim 'smoke' that is signed with this key"):
         promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
     assert floating.tags() == []
     claims.attach(source, source.existing(digest), signer, CLAIMS)

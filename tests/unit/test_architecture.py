@@ -345,7 +345,6 @@ SENDERS = {
     "trainyard.oci.registry": "registries",
     "trainyard.oci.transport": "registries",
     "trainyard.release.advisories": "databases of advisories",
-    "trainyard.release.debian_advisories": "databases of advisories",
     "trainyard.sandbox.containers": "the engine",
     "trainyard_jobs.pods.authorization": "Google's APIs",
     "trainyard.workspace.source_distributions": "package indexes",

@@ -259,9 +259,7 @@ def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch
     bad = bisect.side(None, spec)
     assert bisect.side("HEAD", spec).pins == bad.pins
     packages = {name: pin.version for name, (_, pin) in bad.pins["default"].items()} | {"loner": "2.0"}
-    monkeypatch.setattr(
-        image_packages, "find", lambda text: image_packages.ImagePackages(text, "sha256:0", "", {}, {}, packages)
-    )
+    monkeypatch.setattr(image_packages, "find", lambda text: image_packages.ImagePackages(text, "", packages))
     image = bisect.side("localhost:5000/ml:1", spec, bad)
     assert {name: pin.version for name, (_, pin) in image.pins["default"].items()} == packages
     assert Mixture(spec, image, bad).changes == {"loner": ("2.0", "3.0")}

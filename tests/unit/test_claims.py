@@ -21,7 +21,7 @@ from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_i
 from tests.fakes.registry import Registry, sha256
 from tests.published_images import artifacts_of
 
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import StepFailed
 from trainyard.common.settings import state_folder
 from trainyard.image import provenance
 from trainyard.oci import docker_engine, image_index, referrers, statements
@@ -168,11 +168,11 @@ def test_claims_are_stored_where_cosign_looks_for_them(
 
 
 def test_a_claim_is_attached_once_and_a_new_document_in_addition(place: Repository, signer: KeySigner) -> None:
-    newer = predicates.vex('{"@context": "https://openvex.dev/ns/v0.2.0", "statements": [], "version": 2}')
+    newer = predicates.sbom('{"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 2}')
     claims.attach(place, SUBJECT, signer, CLAIMS)
-    assert claims.attach(place, SUBJECT, signer, [*CLAIMS, newer]) == ["vex"]
+    assert claims.attach(place, SUBJECT, signer, [*CLAIMS, newer]) == ["sbom"]
     assert claims.attach(place, SUBJECT, signer, [*CLAIMS, newer]) == []
-    assert claims.attach(place, SUBJECT, KeySigner(KEYS["ed25519"]()), [newer]) == ["vex"], "another claim"
+    assert claims.attach(place, SUBJECT, KeySigner(KEYS["ed25519"]()), [newer]) == ["sbom"], "another claim"
 
 
 def test_a_claim_about_another_image_is_not_one_about_this_image(place: Repository, signer: KeySigner) -> None:
@@ -312,13 +312,6 @@ def test_the_claim_of_the_smoke_test_says_how_far_the_image_was_tested(result: A
     assert (found.predicate["result"], found.predicate["passedTests"]) == ("PASSED", tests)
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", '{"@context": "https://example.com"}'])
-def test_what_is_no_openvex_document_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="the OpenVEX document") as refused:
-        predicates.vex(text)
-    assert "\n" not in str(refused.value)
-
-
 def test_test_results_of_others_keep_their_type() -> None:
     kind = predicates.kind_of(predicates.TYPES["smoke"], {"configuration": [{"name": "theirs"}]})
     assert kind == predicates.TYPES["smoke"]
@@ -414,15 +407,15 @@ def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     return pushed_image(registry, monkeypatch)
 
 
-def attach(registry: Registry, image: Manifest, signer: KeySigner | None, vex: str | None = None) -> list[str]:
-    return publish.attach_claims(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer, vex=vex)
+def attach(registry: Registry, image: Manifest, signer: KeySigner | None) -> list[str]:
+    return publish.attach_claims(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer)
 
 
 def test_push_attaches_a_claim_of_every_kind(
     registry: Registry, place: Repository, signer: KeySigner, pushed: Manifest
 ) -> None:
     record_provenance(pushed.digest)
-    attached = attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": []}')
+    attached = attach(registry, pushed, signer)
     kinds = ["signature", *predicates.ABOUT_IMAGES]
     assert attached == kinds
     artifacts = artifacts_of(place, pushed.digest, [statements.BUNDLE]).values()
@@ -430,20 +423,6 @@ def test_push_attaches_a_claim_of_every_kind(
     assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in kinds]
     assert {one["subject"][0]["digest"]["sha256"] for one in made} == {pushed.digest[7:]}
     assert attach(registry, pushed, signer) == [], "a second push adds nothing"
-
-
-def test_push_signs_what_waivers_say_unless_a_document_is_given(
-    registry: Registry, place: Repository, signer: KeySigner, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def waived(spec: model.Spec, reference: str, digest: str) -> str:
-        assert (spec.target, reference) == ("tf-cpu", pushed.digest)
-        return json.dumps({"@context": "https://openvex.dev/ns/v0.2.0", "statements": [digest]})
-
-    monkeypatch.setattr(publish.audit, "vex_of", waived)
-    attach(registry, pushed, signer)
-    attach(registry, pushed, signer, vex='{"@context": "https://openvex.dev/ns/v0.2.0", "statements": ["given"]}')
-    found = [one.predicate["statements"] for one in claims.require(place, pushed.digest, signer.trust, ["vex"])]
-    assert found == [[pushed.digest], ["given"]]
 
 
 @pytest.mark.parametrize("api", [True, False])
@@ -456,7 +435,7 @@ def test_without_a_key_push_attaches_plain_statements(
     assert attach(registry, pushed, None) == [], "a second push adds nothing"
     artifacts = artifacts_of(place, pushed.digest, [statements.PLAIN]).values()
     made = [statements.decode(one.data) for one in artifacts]
-    assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in predicates.REQUIRED]
+    assert [one["predicateType"] for one in made] == [predicates.TYPES[one] for one in predicates.ABOUT_IMAGES]
     assert [one.annotations for one in artifacts] == [
         {"in-toto.io/predicate-type": one["predicateType"]} for one in made
     ]
@@ -465,29 +444,12 @@ def test_without_a_key_push_attaches_plain_statements(
         intoto.Statement.copy_from_pb(json_format.Parse(one.data, statement_pb2.Statement())).validate()
     assert claims.passed(place, pushed.digest)
     assert {str(one) for one in claims.check(place, pushed.digest, signer.trust)} == {
-        f"{kind}: not signed" for kind in predicates.REQUIRED
+        f"{kind}: not signed" for kind in predicates.ABOUT_IMAGES
     }
     with pytest.raises(StepFailed, match="has no claim 'sbom' that is signed with this key: not signed"):
         claims.require(place, pushed.digest, signer.trust, ["sbom"])
-    assert attach(registry, pushed, signer) == ["signature", *predicates.REQUIRED], "what is not signed is signed"
+    assert attach(registry, pushed, signer) == ["signature", *predicates.ABOUT_IMAGES], "what is not signed is signed"
     assert attach(registry, pushed, None) == [], "what is signed need not be said again"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [(None, "No such file or directory"), ("[]", "the OpenVEX document has no '@context'"), ("\0", "is not JSON")],
-)
-def test_a_document_that_is_no_openvex_fails_before_anything_is_pushed(
-    text: str | None, words: str, tmp_path: Path, files: dict[str, str], trainyard: Command
-) -> None:
-    path = tmp_path / "vex.json"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-    variables = {"REGISTRY": "localhost:1/a", "VEX": str(path)}
-    status, out, err = trainyard("push", "tf-cpu", COSIGN_KEY=files["COSIGN_KEY"], **variables)
-    assert (status, out) == (2, "") and err.startswith(f"push: {path}: ") and words in err
-    status, _, err = trainyard("push", "tf-cpu", **variables)
-    assert status == 2 and "--vex requires --key" in err
 
 
 # --- promote -------------------------------------------------------------------------------------------------------
@@ -542,14 +504,14 @@ def test_promote_refuses_an_image_without_the_claims_that_are_demanded(
     trainyard: Command,
 ) -> None:
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
-    for missing, claim in zip(predicates.REQUIRED, ABOUT_IMAGE[:-1], strict=True):
+    for missing, claim in zip(predicates.ABOUT_IMAGES, ABOUT_IMAGE, strict=True):
         status, out, err = promote(trainyard, promoted, place, **demanded)
         assert (status, out) == (1, "")
         line = f"promote: {place.name}@{promoted.digest} has no claim '{missing}' that is signed with this key\n"
         assert err == line and registry.tags == {}
         claims.attach(place, promoted, signer, [claim])
     status, out, _ = promote(trainyard, promoted, place, **demanded)
-    assert status == 0 and json.loads(out)["claims"] == list(predicates.REQUIRED)
+    assert status == 0 and json.loads(out)["claims"] == list(predicates.ABOUT_IMAGES)
     assert registry.tags["tf-cpu"] == promoted.digest
 
 
@@ -582,7 +544,7 @@ def test_promote_demands_the_kinds_that_are_named(
     claims.attach(place, promoted, signer, [CLAIMS[1], CLAIMS[4]])
     demanded = {"REQUIRE_SIGNED": "1", "COSIGN_PUB": files["COSIGN_PUB"]}
     status, _, err = promote(trainyard, promoted, place, CLAIMS="sbom,smok", **demanded)
-    assert status == 2 and "'--claims sbom,smok'" in err and "sbom,provenance,verify,smoke,vex" in err
+    assert status == 2 and "'--claims sbom,smok'" in err and "sbom,provenance,verify,smoke" in err
     assert promote(trainyard, promoted, place, CLAIMS="sbom, smoke", **demanded)[0] == 0
 
 
@@ -607,7 +569,7 @@ def test_promote_writes_a_verification_summary(
     claims.attach(place, promoted, signer, ABOUT_IMAGE)
     inputs = [one["digest"] for one in registry.referrers(promoted.digest)]
     variables = {"REQUIRE_SIGNED": "1", "COSIGN_KEY": files["COSIGN_KEY"]}
-    assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke,vex", **variables)[0] == 0
+    assert promote(trainyard, promoted, place, CLAIMS="sbom,provenance,verify,smoke", **variables)[0] == 0
     *_, last = artifacts_of(place, promoted.digest, [statements.BUNDLE]).values()
     predicate = verified(last.data, signer.key.public_key())["predicate"]
     assert predicate.pop("timeVerified").endswith("Z")
@@ -616,7 +578,7 @@ def test_promote_writes_a_verification_summary(
         "oci", name="trainyard", version=promoted.digest, qualifiers={"repository_url": place.name}
     )
     assert predicate == {
-        "policy": {"uri": f"{predicates.POLICY}?claims=sbom,provenance,verify,smoke,vex"},
+        "policy": {"uri": f"{predicates.POLICY}?claims=sbom,provenance,verify,smoke"},
         "inputAttestations": [{"digest": {"sha256": one[7:]}} for one in inputs],
         "verificationResult": "PASSED",
         "verifiedLevels": ["SLSA_BUILD_LEVEL_1"],

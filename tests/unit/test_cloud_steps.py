@@ -173,9 +173,7 @@ def stored() -> Iterator[Registry]:
 def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Record that images passed; what the engine would push arrives at the registry as an image of a few bytes."""
 
-    def push(
-        spec: Spec, address: str, key: object, *, reference: str, allow_untested: bool = False, vex: None = None
-    ) -> dict[str, Any]:
+    def push(spec: Spec, address: str, key: object, *, reference: str, allow_untested: bool = False) -> dict[str, Any]:
         assert reference == f"trainyard:{spec.local_name}-candidate"
         tag = f"{spec.target}-1.0-20261122-01234567" + (f"-{spec.arch}" if len(spec.platforms) > 1 else "")
         labels = {

@@ -57,12 +57,6 @@ def test_the_last_day_still_counts(tmp_path: Path) -> None:
         ("    version: 13.0.0\n", "", "'package' and 'version' belong together"),
         ("    package: Pillow\n    version: 13.0.0\n", "", "say either 'package' and 'version'"),
         ("    reason: images are trusted here\n", "    reason: why not\n", "waivers.0.reason"),
-        ("    version: 13.0.0\n", "    version: 13.0.0\n    justification: no\n", "waivers.0.justification"),
-        (
-            "    package: Pillow\n    version: 13.0.0\n",
-            "    where: a\n    justification: component_not_present\n",
-            "'justification' is for advisories",
-        ),
         ("    owner:", "    ower:", "unknown key 'waivers.0.ower' (did you mean 'owner'?)"),
     ],
 )

@@ -34,9 +34,7 @@ GROUP = "publish"
     help="Where the tags are moved, if not at --registry: needed where its tags are immutable.",
 )
 @options.flag("--require-signed", help="Promote only an image whose signed claims are valid.")
-@options.option(
-    "--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all but vex by default."
-)
+@options.option("--claims", metavar="KIND,...", help="Kinds of claims that --require-signed demands; all by default.")
 @options.checking
 @options.key(
     "--key", "COSIGN_KEY", "Private key (PEM) to sign a verification summary with. COSIGN_PASSWORD decrypts it."
@@ -82,7 +80,7 @@ def command(
         raise errors.UserError("--keyless requires --require-signed: it signs the summary of what is demanded")
     demanded = None
     if require_signed:
-        kinds = predicates.kinds_in(claims) if claims is not None else predicates.REQUIRED
+        kinds = predicates.kinds_in(claims) if claims is not None else predicates.ABOUT_IMAGES
         signer = signers.signer(key, "promote", keyless=keyless, context=context)
         trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote", context=context)
         demanded = _demanded(kinds, signer, trust)

@@ -32,12 +32,6 @@ GROUP = "publish"
     help="Replace the code in the image that was pushed last, without an engine; nothing tests it.",
 )
 @options.option("--image", metavar="TAG|DIGEST", help="Image at the registry whose code --code-only replaces.")
-@options.option(
-    "--vex",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="OpenVEX document to attach as a signed claim, in place of the one from waivers.",
-)
 @options.flag("--allow-untested", help="Push an image whose code was started and did not run.")
 @options.quiet
 @options.verbose
@@ -51,7 +45,6 @@ def command(
     keyless: bool,
     code_only: bool,
     image: str | None,
-    vex: Path | None,
     allow_untested: bool,
     quiet: bool,
     as_json: bool,
@@ -77,21 +70,18 @@ def command(
 
     if image and not code_only:
         raise errors.UserError("--image requires --code-only: what is pushed otherwise is the local image")
-    if vex and not key and not keyless:
-        raise errors.UserError("--vex requires --key or --keyless: the document is attached as a signed claim")
     if keyless and code_only:
         raise errors.UserError("--keyless and --code-only exclude each other: replaced code is not signed")
     spec = load(target, context=context)
     if code_only:
         made = _push_code(spec, registry, image)
     else:
-        from trainyard.release import predicates, signers
+        from trainyard.release import signers
 
         address = check_address(registry)
         # What cannot be read fails before anyone is asked for a certificate, and before anything is uploaded.
-        document = predicates.read_vex(vex) if vex else None
         signer = signers.signer(key, "push", keyless=keyless, context=context)
-        made = _push(spec, address, signer, document, allow_untested)
+        made = _push(spec, address, signer, allow_untested)
     if quiet and not as_json:
         click.echo(made["reference"])
     console.result(made, as_json=as_json)
@@ -111,15 +101,15 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
     return made
 
 
-def _push(spec: Any, address: str, signer: Signer | None, vex: str | None, allow_untested: bool) -> dict[str, Any]:
+def _push(spec: Any, address: str, signer: Signer | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard.common import console
     from trainyard.release import audit, publish
 
     if len(spec.platforms) == 1 or settings.variable("ARCH"):
-        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested, vex=vex)
+        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested)
         images = {spec.platform: pushed}
     else:
-        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested, vex=vex)
+        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested)
         images = pushed["images"]
     for image in images.values():
         if image["already_there"]:

@@ -11,7 +11,7 @@ import datetime
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -26,16 +26,6 @@ FILE = IMAGES / "waivers.yaml"
 ENDS = "supported_until"
 
 
-#: Status justifications of OpenVEX (https://github.com/openvex/spec/blob/main/OPENVEX-SPEC.md#status-justifications).
-Justification = Literal[
-    "component_not_present",
-    "vulnerable_code_not_present",
-    "vulnerable_code_not_in_execute_path",
-    "vulnerable_code_cannot_be_controlled_by_adversary",
-    "inline_mitigations_already_exist",
-]
-
-
 class Waiver(Strict):
     """Describe one waiver.
 
@@ -44,8 +34,6 @@ class Waiver(Strict):
         package: name of the package, in any spelling of PEP 503; with ``version``, exactly this one.
         where: the place that a finding names; ``*`` and ``?`` match any characters.
         target: the only target that it is for; all targets if None.
-        justification: why the image is not affected by the advisory, in the words of OpenVEX; None if it is affected,
-            and the reason says why that is accepted.
         expires: the last day on which it is valid.
     """
 
@@ -56,7 +44,6 @@ class Waiver(Strict):
     target: str | None = None
     owner: Annotated[str, Field(min_length=1)]
     reason: Annotated[str, Field(min_length=10)]
-    justification: Justification | None = None
     expires: Date
 
     @model_validator(mode="after")
@@ -65,8 +52,6 @@ class Waiver(Strict):
             raise ValueError("say either 'package' and 'version' (an advisory) or 'where' (a finding of a rule)")
         if (self.package is None) != (self.version is None):
             raise ValueError("'package' and 'version' belong together")
-        if self.justification and self.package is None:
-            raise ValueError("'justification' is for advisories, with 'package' and 'version'")
         return self
 
     def expired(self, today: datetime.date) -> bool:

@@ -1,39 +1,33 @@
-"""Audit the packages that locks pin and images' Debian packages: a known vulnerability without a waiver fails.
+"""Audit the Python packages that locks pin: a known vulnerability without a waiver fails.
 
-Those of Python packages are looked up with pip-audit if a vulnerability service answers, else in the stored snapshot
-images/advisories.json; those of Debian packages in images/debian-advisories.json. A waiver in images/waivers.yaml has
-an owner, a reason and an expiry date, after which the vulnerability fails again.
+They are looked up with pip-audit if a vulnerability service answers, else in the stored snapshot
+images/advisories.json. A waiver in images/waivers.yaml has an owner, a reason and an expiry date, after which the
+vulnerability fails again. Debian packages are for scanners of images (docs/supply-chain.md).
 """
 
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import logging
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 from rich.table import Column, Table
 
-from trainyard.common.errors import UserError
 from trainyard.common.installation import require_extra
-from trainyard.image import plan
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories, debian_advisories, image_packages, openvex
+from trainyard.release import advisories, image_packages
 from trainyard.release.advisories import Snapshot
-from trainyard.release.debian_advisories import DebianSnapshot
-from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
 from trainyard.spec.model import Spec, catalogue, each_platform, load
-from trainyard.spec.naming import NAME
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +96,8 @@ class Report:
         source: where the advisories about Python packages come from.
         snapshot: of the stored snapshot, if it was used for all packages.
         packages: number of Python packages.
-        findings: the vulnerabilities, with their waivers, and notes.
+        findings: the vulnerabilities, with their waivers.
         stale: see :func:`stale`.
-        images: whose Debian packages were audited.
-        debian_source: where the advisories about these come from; empty without a snapshot.
-        uncovered: what of the Debian packages was not audited, a line each.
     """
 
     source: str
@@ -114,9 +105,6 @@ class Report:
     packages: int
     findings: list[Vulnerability]
     stale: list[StaleWaiver]
-    images: list[ImagePackages] = field(default_factory=list)
-    debian_source: str = ""
-    uncovered: list[str] = field(default_factory=list)
 
     def require(self) -> None:
         """Raise :class:`StepFailed` if there is a vulnerability without a waiver, or an expired waiver."""
@@ -124,11 +112,8 @@ class Report:
         refuse(failing, "to images/waivers.yaml")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON: findings with their fields, a line per stale waiver, references of images."""
-        return asdict(replace(self, stale=[], images=[])) | {
-            "stale": [str(waiver) for waiver in self.stale],
-            "images": [image.reference for image in self.images],
-        }
+        """Return the report for JSON: findings with their fields, and a line per stale waiver."""
+        return asdict(replace(self, stale=[])) | {"stale": [str(waiver) for waiver in self.stale]}
 
 
 def pinned(spec: Spec) -> Pins:
@@ -220,20 +205,14 @@ def live(pins: Pins) -> tuple[str, list[Vulnerability], set[str]] | None:
     return None
 
 
-def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date, *, debian_known: bool = True) -> list[StaleWaiver]:
-    """Return waivers of advisories that have expired on the day ``today``, or match no package.
-
-    Args:
-        pins: the packages that are locked, and the source packages of Debian packages.
-        debian_known: whether these are all; else a waiver of a package that is not locked may be about one of Debian.
-    """
+def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date) -> list[StaleWaiver]:
+    """Return waivers of advisories that have expired on the day ``today``, or match no package that is locked."""
     found = []
     for waiver in known:
         if waiver.package is None or waiver.version is None:
             continue
-        versions = pins.get(canonicalize_name(waiver.package), set()) | pins.get(waiver.package, set())
-        matches = bool({waiver.version, public_version(waiver.version)} & versions)
-        if waiver.expired(today) or not (matches or (not versions and not debian_known)):
+        versions = pins.get(canonicalize_name(waiver.package), set())
+        if waiver.expired(today) or not {waiver.version, public_version(waiver.version)} & versions:
             found.append(StaleWaiver(waiver, waiver.expired(today)))
     return found
 
@@ -259,7 +238,7 @@ def table(found: list[Vulnerability]) -> Table:
             one.names[0],
             ", ".join(one.fixed) or "-",
             " ".join(one.targets),
-            one.waiver or one.note or one.summary,
+            one.waiver or one.summary,
             style="bold red" if one.fails else None,
         )
     return shown
@@ -304,49 +283,8 @@ def update(address: str = "") -> Snapshot:
     return snapshot
 
 
-def update_debian(address: str = "") -> DebianSnapshot | None:
-    """Fetch a new snapshot of Debian's tracker, and store it, as :func:`update`; None if no source package is known.
-
-    It is about the source packages of the catalogue's images on this host, and those of the stored snapshot.
-
-    Args:
-        address: of a mirror of :data:`debian_advisories.TRACKER`.
-    """
-    before = debian_advisories.load()
-    images, _ = images_of_host(catalogue())
-    names = union(map(debian_advisories.sources, images)).keys() | set(before.covers if before else ())
-    if not names:
-        return None
-    snapshot = debian_advisories.fetch(names, debian_advisories.SUITES.values(), waivers.today(), address)
-    debian_advisories.save(snapshot)
-    return snapshot
-
-
-def images_of_host(specs: Iterable[Spec]) -> tuple[list[ImagePackages], list[str]]:
-    """Return the images of targets on this host, of all platforms, and the local names of those that are not there."""
-    names = [one.local_name for spec in specs for one in each_platform(spec)]
-    found = {name: image_packages.of_host(f"{NAME}:{name}") for name in names}
-    return [image for image in found.values() if image], [name for name, image in found.items() if image is None]
-
-
-def _look_up_debian(images: list[ImagePackages]) -> tuple[str, list[Vulnerability]]:
-    """Return the source of the advisories about Debian packages, in words, and the vulnerabilities of images."""
-    snapshot = debian_advisories.load()
-    if snapshot is None:
-        return "", []
-    if images and (age := snapshot.age(waivers.today())) > OLD:
-        logger.warning(f"the snapshot of Debian's security tracker is {age} days old: {_how_to_update()}")
-    raw = dict.fromkeys(found for image in images for found in debian_advisories.vulnerabilities(image, snapshot))
-    pins = {
-        name: union(debian_advisories.sources(image) for image in some)
-        for name, some in itertools.groupby(sorted(images, key=lambda image: image.name), lambda image: image.name)
-    }
-    found = evaluate(list(raw), pins, waivers.load(), waivers.today())
-    return f"Debian's security tracker of {snapshot.taken}", found
-
-
 def audit(target: str | None, *, only_snapshot: bool = False, image: str | None = None) -> Report:
-    """Look for known vulnerabilities of the Python packages that locks pin, and of Debian packages in local images.
+    """Look for known vulnerabilities of the Python packages that locks pin.
 
     Args:
         target: name or folder; all targets if None.
@@ -355,53 +293,13 @@ def audit(target: str | None, *, only_snapshot: bool = False, image: str | None 
     Raises:
         UserError: there is no such target or image, or no snapshot.
     """
-    missing: list[str] = []
     if image:
-        images = [image_packages.find(image)]
-        pins = {one.name: {name: {public_version(version)} for name, version in one.python.items()} for one in images}
+        one = image_packages.find(image)
+        pins = {one.name: {name: {public_version(version)} for name, version in one.python.items()}}
     else:
-        specs = [load(target)] if target else catalogue()
-        images, missing = images_of_host(specs)
-        pins = {spec.target: pinned(spec) for spec in specs}
+        pins = {spec.target: pinned(spec) for spec in ([load(target)] if target else catalogue())}
     everything = union(pins.values())
     source, coverage, raw = _look_up(everything, only_snapshot=only_snapshot)
     found = evaluate(raw, pins, waivers.load(), waivers.today())
-    debian_source, debian = _look_up_debian(images)
-    uncovered = debian_advisories.uncovered(images, debian_advisories.load())
-    if missing:
-        uncovered.append(f"not on this host, so their Debian packages are not audited: {', '.join(missing)}")
-    known = union([everything, *map(debian_advisories.sources, images)])
-    old = [] if target or image else stale(waivers.load(), known, waivers.today(), debian_known=not missing)
-    return Report(source, coverage, len(everything), found + debian, old, images, debian_source, uncovered)
-
-
-def vex_of(spec: Spec, reference: str, digest: str) -> str | None:
-    """Return the OpenVEX document about a local image, by the stored snapshots; None if no valid waiver is about it.
-
-    Args:
-        digest: of the image at the registry.
-    Raises:
-        StepFailed: its Python packages could not be listed.
-    """
-    image = image_packages.of_host(reference)
-    if image is None or not waivers.load():
-        return None
-    findings = offline([spec]) + _look_up_debian([image])[1]
-    at_registry = replace(image, digest=digest, listed=image.python)
-    return _document(findings, [at_registry])
-
-
-def vex(report: Report) -> str | None:
-    """Return the OpenVEX document of the waived vulnerabilities of a report; None if no valid waiver is about one.
-
-    Raises:
-        UserError: no image was audited, so the document would have no product.
-    """
-    if not report.images:
-        raise UserError("no image to make statements about: run 'trainyard image', or give '--image'")
-    return _document(report.findings, report.images)
-
-
-def _document(findings: list[Vulnerability], images: list[ImagePackages]) -> str | None:
-    issued = datetime.datetime.fromtimestamp(plan.source_date_epoch(), tz=datetime.UTC)
-    return openvex.document(findings, images, waivers.load(), issued=issued, today=waivers.today())
+    old = [] if target or image else stale(waivers.load(), everything, waivers.today())
+    return Report(source, coverage, len(everything), found, old)

@@ -9,7 +9,6 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import trainyard
@@ -27,15 +26,11 @@ TYPES = {
     "provenance": f"{buildkit.SLSA}v1",
     "verify": _TEST_RESULT,
     "smoke": _TEST_RESULT,
-    "vex": "https://openvex.dev/ns",
     "summary": "https://slsa.dev/verification_summary/v1",
 }
 
 #: The kinds of claims that every image has which is built with provenance and pushed.
-REQUIRED = ("sbom", "provenance", "verify", "smoke")
-
-#: All kinds of claims about an image. There is an OpenVEX document only if a known vulnerability is waived.
-ABOUT_IMAGES = (*REQUIRED, "vex")
+ABOUT_IMAGES = ("sbom", "provenance", "verify", "smoke")
 
 #: Who builds, where BuildKit names none; SLSA requires a name.
 BUILDER = "https://trainyard.io/builder@v1"
@@ -108,29 +103,6 @@ def signature() -> Claim:
 def sbom(text: str) -> Claim:
     """Claim what is in an image, by a CycloneDX document."""
     return Claim("sbom", json.loads(text))
-
-
-def vex(text: str) -> Claim:
-    """Claim which known vulnerabilities affect an image, by an OpenVEX document, or raise a :class:`UserError`."""
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"the OpenVEX document is not JSON: {error}") from None
-    if not isinstance(document, dict) or not str(document.get("@context")).startswith(TYPES["vex"]):
-        raise UserError(f"the OpenVEX document has no '@context' that starts with {TYPES['vex']}")
-    return Claim("vex", document)
-
-
-def read_vex(path: Path) -> str:
-    """Return the text of a file with an OpenVEX document, or raise a :class:`UserError`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        vex(text)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (UserError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {error}") from None
-    return text
 
 
 def _test_result(name: str, passed: Iterable[str], warned: Iterable[str] = ()) -> Claim:

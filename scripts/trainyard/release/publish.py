@@ -168,7 +168,6 @@ def push_attached(
     *,
     reference: str | None = None,
     allow_untested: bool = False,
-    vex: str | None = None,
 ) -> dict[str, Any]:
     """Push the image of ``spec`` as :func:`push` does, with the claims that :func:`attach_claims` makes.
 
@@ -176,7 +175,7 @@ def push_attached(
         That of :func:`push`, and ``attached``: the kinds of the claims that the image did not have yet.
     """
     pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
-    attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference, vex=vex)
+    attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference)
     _remember(spec, Repository(f"{address}/{NAME}", spec.context.state), pushed)
     return pushed | {"attached": attached}
 
@@ -194,7 +193,6 @@ def push_all(
     *,
     references: Mapping[Architecture, str] | None = None,
     allow_untested: bool = False,
-    vex: str | None = None,
 ) -> dict[str, Any]:
     """Push the images of several platforms of ``spec`` with :func:`push_attached`, and an index of them.
 
@@ -213,7 +211,7 @@ def push_all(
         state.require(spec.kept, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
     images = {
         one.platform: push_attached(
-            one, address, signer, reference=chosen[one.architecture], allow_untested=allow_untested, vex=vex
+            one, address, signer, reference=chosen[one.architecture], allow_untested=allow_untested
         )
         for one in each_platform(spec)
         if one.architecture in chosen
@@ -299,15 +297,13 @@ def attach_claims(
     signer: Signer | None,
     *,
     reference: str | None = None,
-    vex: str | None = None,
 ) -> list[str]:
     """Attach what this host found out about the image ``digest`` to it at a registry.
 
-    Without a signer that is SBOM, provenance, verify and smoke; with one a signature and an OpenVEX document, too.
+    Without a signer that is SBOM, provenance, verify and smoke; with one a signature, too.
 
     Args:
         reference: the local image that was pushed; the target's if None.
-        vex: OpenVEX document about the image's known vulnerabilities; what waivers say about it if None.
     Returns:
         The kinds of the claims that the image did not have yet.
     """
@@ -325,7 +321,4 @@ def attach_claims(
     passed_as = docker_engine.digest(local, made_by=spec.command("image"))
     passed = state.require(spec.kept, passed_as, "verify", "smoke", made_by=spec.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
-    if signer:  # whoever may write to the repository could waive vulnerabilities with a document that is not signed
-        document = audit.vex_of(spec, local, digest) if vex is None else vex
-        made += [predicates.vex(document)] if document is not None else []
     return claims.attach(repository, subject, signer, made, known=known)

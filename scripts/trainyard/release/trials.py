@@ -21,7 +21,7 @@ from trainyard.image import build, repository_lock, smoke_command, smoke_test
 from trainyard.image.smoke_command import MEASURED, Subject
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
-from trainyard.release import advisories, audit, bisect, debian_advisories, image_packages
+from trainyard.release import advisories, audit, bisect
 from trainyard.release.bisect import Check
 from trainyard.release.culprit import Verdict
 from trainyard.release.vulnerabilities import public_version
@@ -161,12 +161,10 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
 
 def _tested(spec: Spec, name: str) -> Measured:
     verified, smoke = verify.verify(spec, name), smoke_test.smoke(spec, name)
-    snapshot, image = debian_advisories.load(), image_packages.of_host(name)
-    known = debian_advisories.vulnerabilities(image, snapshot) if snapshot and image else []
-    known = [one for one in known if one.fails]
+    known = []
     with contextlib.suppress(UserError):  # there is no snapshot
         pins = {name: {public_version(version)} for name, version in spec.locked().versions.items()}
-        known += audit.by_snapshot(pins, advisories.load())
+        known = audit.by_snapshot(pins, advisories.load())
     return Measured(
         value=smoke.get("accuracy"),
         size=verified["size"],

@@ -21,14 +21,12 @@ class Vulnerability:
     """Describe a known vulnerability of a package of an image.
 
     Attributes:
-        package: canonical name of a Python package; source package of Debian packages.
+        package: its canonical name.
         names: all ids of the advisory, the first being the source's own.
         fixed: versions that do not have it.
         targets: the images that have this version.
         waiver: its waiver in words; empty if there is none.
-        fails: whether it has no waiver, or one that has expired; a note never fails.
-        kind: ``python`` or ``debian``.
-        note: why it does not fail without a waiver; empty if it does.
+        fails: whether it has no waiver, or one that has expired.
     """
 
     package: str
@@ -39,8 +37,6 @@ class Vulnerability:
     targets: tuple[str, ...] = ()
     waiver: str = ""
     fails: bool = True
-    kind: str = "python"
-    note: str = ""
 
     def __str__(self) -> str:
         fix = f"fixed in {', '.join(self.fixed)}" if self.fixed else "no fix is known"
@@ -88,10 +84,9 @@ def evaluate(
             waiver = waiver_of(vulnerability, target, known)
             unwaived = waiver is None or waiver.expired(today)
             words = "" if waiver is None else f"expired: {waiver}" if unwaived else str(waiver)
-            key = (vulnerability.kind, vulnerability.package, vulnerability.version, vulnerability.names, words)
+            key = (vulnerability.package, vulnerability.version, vulnerability.names, words)
             targets = (*(merged[key].targets if key in merged else ()), target)
-            fails = unwaived and not vulnerability.note
-            merged[key] = replace(vulnerability, targets=targets, waiver=words, fails=fails)
+            merged[key] = replace(vulnerability, targets=targets, waiver=words, fails=unwaived)
     return list(merged.values())
 
 
