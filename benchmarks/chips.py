@@ -86,7 +86,7 @@ class Image:
 IMAGES = [
     Image("gpu", "amd64", 13.2, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
     Image("gpu", "arm64", 13.2, "sm_80 sm_90 sm_100 sm_110 sm_120"),
-    Image("gpu@2.7", "amd64", 12.6, "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
+    Image("gpu-2.7", "amd64", 12.6, "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
     Image("tf-gpu", "amd64", 12.5, "sm_60 sm_70 sm_80 sm_89 sm_90 compute_90", least="sm_75"),
     Image("torch 2.9", "amd64", 12.8, "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", release=("torch", "2.9.1")),
     Image("torch 2.14", "amd64", 13.0, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", release=("torch", "2.14.0")),

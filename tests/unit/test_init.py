@@ -153,7 +153,7 @@ channels: [conda-forge]
 dependencies:
   - python={python}
   - pytorch=2.4
-  - conda-forge::tqdm
+  - conda-forge::tabulate
   - numpy>=1.26
   - scikit-learn=1.5.2=py311h123_0
   - pandas 2.*
@@ -169,11 +169,11 @@ dependencies:
 
 
 def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Proposed) -> None:
-    train = TRAIN.format(more="import tqdm, numpy, sklearn, pandas, scipy, torchaudio, own_lib\n")
+    train = TRAIN.format(more="import tabulate, numpy, sklearn, pandas, scipy, torchaudio, own_lib\n")
     document, said = proposed({"environment.yml": ENVIRONMENT.format(python="3.11"), "train.py": train})
     assert document["requirements"] == [
         "einops>=0.7",
-        "tqdm",
+        "tabulate",
         "scikit-learn==1.5.2.*",
         "pandas==2.*",
         "torchaudio",
@@ -278,13 +278,13 @@ def test_requirements_of_setup_py_are_read_and_not_run(proposed: Proposed) -> No
 
 def test_imports_alone_name_the_packages_that_the_target_lacks(proposed: Proposed) -> None:
     more = "import json, cv2, numpy, yaml\nfrom sklearn import metrics\nimport helpers\nimport in_house"
-    document, said = proposed({"train.py": TRAIN.format(more=more), "helpers.py": "import tqdm\n"})
-    assert document["requirements"] == ["opencv-python-headless", "scikit-learn", "tqdm"]
+    document, said = proposed({"train.py": TRAIN.format(more=more), "helpers.py": "import tabulate\n"})
+    assert document["requirements"] == ["opencv-python-headless", "scikit-learn", "tabulate"]
     assert "train.py:7 imports in_house: add the package that provides it to 'requirements'" in said
 
 
 def test_all_requirements_are_named(proposed: Proposed) -> None:
-    modules = "einops, pandas, scipy, tqdm, wandb, timm, peft"
+    modules = "einops, pandas, scipy, tabulate, wandb, timm, peft"
     document, said = proposed({"train.py": TRAIN.format(more=f"import {modules}\n")})
     assert document["requirements"] == modules.split(", ")
     assert f"requirements: {modules} (the code imports them)" in said

@@ -343,5 +343,5 @@ def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # takes no space on the disk
-    with pytest.raises(UserError, match=r"job\.yaml: more than 8 MB of text$"):
+    with pytest.raises(UserError, match=r"job\.yaml: more than 10\.0 MB, too much for a file of text"):
         files.check_file(path, offline=True)
