@@ -21,7 +21,7 @@ from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
 
 PAGE = ROOT / "docs" / "images.md"
-#: Written by benchmarks/versions.py: repositories that were built with other versions of a framework.
+#: Repositories that were built with other versions of a framework in November 2026.
 TRIED = ROOT / "docs" / "versions.json"
 LIMITS = IMAGES / "limits.yaml"
 
