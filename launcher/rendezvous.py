@@ -283,9 +283,11 @@ def _meet(number: int, peer: int, listener: socket.socket, address: str, port: i
                     links.append(listener.accept()[0])
                 elif source.recv(4, socket.MSG_DONTWAIT) == struct.pack("!I", peer):
                     return source  # type: ignore[no-any-return]
-            if source is not listener or len(links) > STRANGERS:
-                links.remove(gone := source if source is not listener else links[0])
-                gone.close()  # a late one of an earlier round, or a stranger
+            if source is not listener:
+                links.remove(source)
+                source.close()  # a late one of an earlier round, or a stranger
+        if len(links) > STRANGERS:
+            links.pop(0).close()
     raise OSError(0, f"no connection from node {peer} arrived")
 
 

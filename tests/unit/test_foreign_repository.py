@@ -205,6 +205,9 @@ def test_init_writes_through_no_link(root: Path, tmp_path: Path) -> None:
     assert ".trainyard: a symbolic link: replace it by a folder" in trainyard("init", "--yes").stderr
     assert not yaml.exists() and not (tmp_path / "schema.json").exists()
     (root / ".trainyard").unlink()
+    (root / ".trainyard").write_text("")
+    assert "schema.json: cannot be written (File exists)" in trainyard("init", "--yes").stderr.splitlines()[-1]
+    (root / ".trainyard").unlink()
     (root / ".trainyard").mkdir()
     (root / ".trainyard/schema.json").symlink_to(private)
     (root / ".devcontainer").mkdir()

@@ -18,7 +18,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import local_run, network_observer, smoke_command, smoke_test
 from trainyard.image.smoke_failure import Explanation, Run, tracebacks
 from trainyard.release import candidate
-from trainyard.spec import model
+from trainyard.spec import model, state
 
 Explain = Callable[..., str]
 Repository = Callable[..., model.Spec]
@@ -439,6 +439,7 @@ def test_a_network_is_what_this_host_was_told_last(repository: Repository, tmp_p
     spec = repository("run: ./train.sh")
     assert not told(spec, None)
     assert told(spec, True) and told(spec, None)
+    assert (spec.kept / state.MARKER).is_file(), "'clean --all' removes the folder"
     assert not told(spec, None, offline=True)
     other = tmp_path / "stranger" / "mine"
     other.mkdir(parents=True)

@@ -193,7 +193,7 @@ def remove(path: str) -> None:
                 filesystem.invalidate_cache()
                 for name in sorted(filesystem.find(filesystem._strip_protocol(path))) or [path]:
                     filesystem.rm(name)
-        elif os.path.isdir(path):
+        elif os.path.isdir(path) and not os.path.islink(path):
             for name in names(path):
                 remove(os.path.join(path, name))
             os.rmdir(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -57,7 +58,8 @@ class Checkpoints(StepFolders):
         kept = self._agreed(self.steps)
         if self.device.maximum([float(bool(reason))])[0]:
             if self.device.chief:
-                paths.remove(path)
+                with contextlib.suppress(exits.UserError, OSError):  # the reason is worth more
+                    paths.remove(path)
             raise cannot_save(path, reason or "another process failed", [one for one in kept if one != step],
                               exits.again(self.args.resume))  # fmt: skip
         if self.device.chief:

@@ -174,7 +174,7 @@ def network_of(spec: Spec) -> bool:
     if given and not spec.run:
         raise UserError(f"--smoke-network is for the command of a repository, and {spec.target} has none: leave it out")
     if given is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        state.own(spec.kept)
         path.write_text(folder if given else "", encoding="utf-8")
     return not spec.context.offline and path.is_file() and path.read_text(encoding="utf-8") == folder
 

@@ -5,6 +5,7 @@ What is inside is the git repository, or the folder where there is none, and wha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -67,5 +68,6 @@ def write(folder: Path, name: str, text: str) -> Path:
     except OSError as error:
         raise UserError(f"{relative(path)}: cannot be written ({error.strerror})") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of a disk that cannot be written, it is another one than of a missing file
+            temporary.unlink()
     return path

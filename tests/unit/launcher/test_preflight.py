@@ -260,6 +260,26 @@ def test_a_stranger_at_the_port_of_a_link_does_not_keep_the_node_from_it() -> No
         one.close()
 
 
+def test_many_strangers_at_the_port_of_a_link_that_come_and_go_end_nothing() -> None:
+    listener = rendezvous.listen(0)
+    port = listener.getsockname()[1]
+    found: list[Link] = []
+    node = threading.Thread(
+        target=lambda: found.append(rendezvous.measure(1, 0, listener, "127.0.0.1", port)), daemon=True
+    )
+    node.start()
+    strangers: list[socket.socket] = []
+    while node.is_alive():
+        strangers.append(connect(port))
+        if len(strangers) > rendezvous.STRANGERS:
+            with contextlib.suppress(OSError):
+                strangers[0].sendall(b"GET ")
+            strangers.pop(0).close()
+    assert found[0]["error"] == "no connection from node 0 arrived"
+    for one in [*strangers, listener]:
+        one.close()
+
+
 def test_nodes_that_come_after_two_have_one_number_learn_of_it() -> None:
     port = free_port()
     coordinator = rendezvous.Coordinator(rendezvous.listen(port), 4)

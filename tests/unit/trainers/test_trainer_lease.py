@@ -136,6 +136,18 @@ def test_two_writers_of_one_process_id_mix_no_files(tmp_path: Path, monkeypatch:
     assert path.read_bytes() == b"A" * 100_000 and os.listdir(tmp_path) == [path.name]
 
 
+def test_what_a_link_in_a_checkpoint_refers_to_is_not_removed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    (tmp_path / "step-000000001/state").mkdir(parents=True)
+    kept.mkdir()
+    (kept / "data").touch()
+    (tmp_path / "step-000000001/linked").symlink_to(kept)
+    (tmp_path / "step-000000002").symlink_to(kept)
+    for name in ("step-000000001", "step-000000002"):
+        paths.remove(str(tmp_path / name))
+    assert os.listdir(tmp_path) == ["kept"] and os.listdir(kept) == ["data"]
+
+
 def test_a_folder_that_is_being_moved_at_far_storage_is_whole_at_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
