@@ -32,7 +32,7 @@ from trainyard_jobs.model import machines
 ROOT = Path(__file__).resolve().parents[2]
 
 #: The packages outside of the images.
-SCRIPTS = {"trainyard", "trainyard_jobs", "cloudbuild_local"}
+SCRIPTS = {"trainyard", "trainyard_jobs"}
 
 Command = Callable[..., tuple[int, str, str]]
 

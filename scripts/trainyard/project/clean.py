@@ -64,7 +64,7 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
             if (folder / state.MARKER).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
             elif folder.is_dir() and folder.name != "locks":
-                logger.info(f"kept {folder}: Trainyard did not make it")
+                logger.info(f"kept {folder}: no file {state.MARKER} in it says that Trainyard made it")
     if cache:
         try:
             docker_engine.client().api.prune_builds()
