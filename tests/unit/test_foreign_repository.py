@@ -342,6 +342,11 @@ def test_data_of_the_repository_has_no_link_out_and_data_of_the_command_line_may
     (root / "data/more").symlink_to("../more")
     own = workspaces.repository().workspace
     assert packed(own, tmp_path / "tar") == ["a", "a/b", "more", "more/c"]
+    for loop in ("data/a/above", "more/above"):  # the second one by way of data/more
+        (root / loop).symlink_to(root / "data")
+        with pytest.raises(UserError, match="above: a symbolic link to a folder above it: remove it"):
+            packed(own, tmp_path / "tar")
+        (root / loop).unlink()
     (root / "more/out").symlink_to("../../private")
     with pytest.raises(UserError, match="is outside of the repository"):
         packed(own, tmp_path / "tar")

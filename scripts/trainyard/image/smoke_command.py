@@ -37,7 +37,7 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
@@ -467,7 +467,8 @@ class Tester:
 def _pack(folder: Path, file: Any, workspace: Workspace) -> None:
     """Write a folder to ``file`` as a tar that every user can read, or raise a :class:`UserError`.
 
-    Links are what they refer to, and none of a folder of the repository ``workspace`` leads out of that.
+    Links are what they refer to: no folder above them, whose copies would have no end, and, in a folder of the
+    repository ``workspace``, nothing outside of that.
     """
     foreign = not workspace.given_data
 
@@ -478,9 +479,11 @@ def _pack(folder: Path, file: Any, workspace: Workspace) -> None:
 
     with tarfile.open(fileobj=file, mode="w", dereference=True) as tar:
         for name, folders, files in os.walk(folder, followlinks=True):
-            for path in sorted(Path(name, one) for one in (*folders, *files)):
+            for path in sorted(Path(name, entry) for entry in (*folders, *files)):
                 if foreign and path.is_symlink():
                     inside(path, workspace.root, relative(workspace.file))
+                if path.is_symlink() and path.resolve() in {above.resolve() for above in path.parents}:
+                    raise UserError(f"{os.path.relpath(path)}: a symbolic link to a folder above it: remove it")
                 tar.add(path, arcname=str(path.relative_to(folder)), filter=readable, recursive=False)
     file.seek(0, io.SEEK_SET)
 
