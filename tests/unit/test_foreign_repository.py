@@ -17,6 +17,7 @@ from tests import workspaces
 from trainyard.common import git, settings
 from trainyard.common.errors import UserError
 from trainyard.image import plan, smoke_command
+from trainyard.oci import secret_scan
 from trainyard.spec import lock as locks
 from trainyard.spec import repository_files
 from trainyard.spec.workspace import Workspace
@@ -121,6 +122,18 @@ def test_in_other_text_an_address_with_a_password_is_a_note_unless_it_is_an_exam
 
 
 # Programs
+
+
+def test_the_line_of_an_address_is_found_among_many() -> None:
+    many, real = (
+        b"https://user:${TOKEN}@host.org/ https://me:hunter2@localhost/\n" * 50_000,
+        b"https://me:hunter2@host.org\n",
+    )
+    find = secret_scan.address_with_password
+    assert find(many, "a.txt") == (0, False)
+    assert find(many + real * 50_000, "a.txt") == (50_001, False)
+    assert find(b"\n" + many + b"-i " + real, "a.txt") == (50_002, True)
+    assert find(many.replace(b"\n", b" ") + real, "requirements.txt") == (1, True)
 
 
 def test_filters_of_the_repository_are_not_run_and_those_of_the_user_are(

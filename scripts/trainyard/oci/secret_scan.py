@@ -194,16 +194,18 @@ def address_with_password(data: bytes, path: str) -> tuple[int, bool]:
 
     Elsewhere, addresses of documentation and tests do not count.
     """
-    noted, settled = 0, path.endswith(_SETTINGS)
+    noted, settled, binary = 0, path.endswith(_SETTINGS), b"\0" in data
     for match in _ADDRESS.finditer(data):
         word = not settled and (_NO_PASSWORD.fullmatch(match[1]) or _PLACEHOLDER.search(match[1]))
         if word or _REFERENCE.fullmatch(match[1]):
             continue
-        start = data.rfind(b"\n", 0, match.start()) + 1
-        number = data.count(b"\n", 0, start) + 1
-        if settled or _INSTALLED_FROM.fullmatch(path) or _PIP_OPTION.match(data, start):
-            return number, True
-        noted = noted or number * (not (_NO_HOST.fullmatch(match[2]) or b"/" in match[1] or b"\0" in data))
+        least = max(0, match.start() - 1000)  # one line, or all lines, may have 50 MB of addresses
+        start = max(least, data.rfind(b"\n", least, match.start()) + 1)
+        certain = settled or _INSTALLED_FROM.fullmatch(path) or _PIP_OPTION.match(data, start)
+        if certain or not (noted or binary or b"/" in match[1] or _NO_HOST.fullmatch(match[2])):
+            noted = data.count(b"\n", 0, match.start()) + 1
+        if certain:
+            return noted, True
     return noted, False
 
 
