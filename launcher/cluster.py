@@ -512,7 +512,7 @@ def _refuse_alone(env: Mapping[str, str]) -> None:
 
 
 def _is_elsewhere(host: str, ranked: bool) -> bool:
-    """Whether an address is that of another host; of a node that has a rank, any that other hosts could reach."""
+    """Return whether an address names another host; if this node has a rank, any that other hosts could reach."""
     if host == "localhost" or host.startswith("127.") or host in ("::1", "0.0.0.0", "::"):
         return False
     if ranked or host.partition(".")[0] == os.uname().nodename.partition(".")[0]:

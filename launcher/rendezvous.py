@@ -87,7 +87,7 @@ class Channel:
 
 
 def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
-    """Return those of the sources that can be read, after `seconds` at most."""
+    """Return the sources that can be read, after `seconds` at most."""
     by_number = {source.fileno(): source for source in sources}
     poll = select.poll()  # select() ends with ValueError for descriptors from 1024 on
     for number in by_number:
@@ -96,7 +96,7 @@ def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
 
 
 def is_node(hello: object) -> bool:
-    """Whether a message is what a node says about itself. Anyone on the network can connect."""
+    """Return whether a message is what a node says about itself. Anyone on the network can connect."""
     if not isinstance(hello, dict):
         return False
     others = [value for name, value in hello.items() if name != "problems"]

@@ -303,7 +303,7 @@ def sagemaker(env: Mapping[str, str]) -> Cluster | None:
 
 
 def _group(config: object) -> object:
-    """The hosts of this host's instance group in resourceconfig.json; None if it names none (R13.16)."""
+    """Return the hosts of this host's instance group in resourceconfig.json; None if it names none (R13.16)."""
     groups = config.get("instance_groups") if isinstance(config, dict) else None
     own = config.get("current_group_name") if isinstance(config, dict) else None
     for group in groups if isinstance(groups, list) else ():
@@ -324,9 +324,10 @@ def numbered(
     The main node of AWS Batch need not be the first one. It becomes node 0, and the nodes after it are numbered on,
     because the node whose address is known has to be node 0.
 
-    `number` and `count` are the variables with the number of this node and of all, `addresses` that with the address of
-    node 0, first of those that blanks separate, and `head` that with the number of the node that the address is of and
-    that does not know its own; "" if that is node 0, and every node knows the address.
+    Args:
+        number, count: variables with the number of this node, and of all nodes.
+        addresses: variable with the address of node 0, or with several, separated by blanks, of which it is the first.
+        head: variable with the number of the main node, which does not know its own address; "" if that is node 0.
 
     Raises:
         LaunchError: (2) if a number is invalid, or the address of node 0 is unknown.
@@ -354,7 +355,7 @@ def numbered(
 
 
 def lepton(env: Mapping[str, str]) -> Cluster | None:
-    """A worker of a batch job of DGX Cloud Lepton (R13.29), whose names are those in NVIDIA's own scripts."""
+    """Return the coordinates of a worker of DGX Cloud Lepton (R13.29), with the host names of NVIDIA's scripts."""
     job = text(env, "LEPTON_JOB_NAME")
     prefix, domain = text(env, "LEPTON_JOB_SERVICE_PREFIX") or job, text(env, "LEPTON_SUBDOMAIN") or f"{job}-job-svc"
     first = {"LEPTON_JOB_NAME": f"{prefix}-0.{domain}" if prefix else ""}

@@ -35,9 +35,9 @@ class Lease:
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._live, daemon=True)
         end, first, attempt = time.monotonic() + WAIT, self._read(), 0
         while not self._is_free():
-            found, attempt = self._read(), attempt + 1
-            says = f"{folder}: another run has it ({found[0]})"
-            if time.monotonic() > end and self._beats and found == first:
+            last, attempt = self._read(), attempt + 1
+            says = f"{folder}: another run has it ({last[0]})"
+            if time.monotonic() > end and self._beats and last == first:
                 break  # there was no sign of life
             if time.monotonic() > end:
                 raise UserError(f"{says}: end that run, or use another folder")
@@ -63,7 +63,7 @@ class Lease:
         return free
 
     def _read(self) -> list[str]:
-        """The run that has the folder, "" without one, and its last sign of life."""
+        """Return the run that has the folder, "" if none has, and its last sign of life."""
         with contextlib.suppress(OSError, UserError):
             return paths.read_file(self.path).decode(errors="replace").split("\n")
         return [""]
@@ -85,8 +85,8 @@ class Lease:
 
     def check(self) -> None:
         """Raise :class:`UserError` if another run has taken the folder because this one showed no sign of life."""
-        if self._beats and (found := self._read()[0]) not in ("", self._me):
-            raise UserError(f"{self.folder}: {found} has taken it over: this run saves nothing more")
+        if self._beats and (holder := self._read()[0]) not in ("", self._me):
+            raise UserError(f"{self.folder}: {holder} has taken it over: this run saves nothing more")
 
     def release(self) -> None:
         """Let other runs have the folder."""

@@ -118,7 +118,7 @@ def state_folder() -> Path:
 
 
 def wrong_ca_bundle() -> str:
-    """What is wrong with the CA bundle that requests reads, in a line that names its variable; empty if nothing is."""
+    """Return what is wrong with the CA bundle that requests reads, and its variable, in a line; empty if it is none."""
     import ssl
 
     name = next((name for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE") if os.environ.get(name)), "")

@@ -211,7 +211,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found += ["--mount", mount]
     folders = spec.kind.jupyter if request.jupyter else {}
     inherited = variables(request)
-    named = [name if (name := one.partition("=")[0]) in inherited else one for one in request.environment]
+    named = [name if (name := given.partition("=")[0]) in inherited else given for given in request.environment]
     for variable in (*(f"{name}={folder}" for name, folder in folders.items()), *named):
         found += ["--env", variable]
     if request.jupyter:

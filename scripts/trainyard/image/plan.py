@@ -65,8 +65,8 @@ def _is_changed(folder: Path, *paths: str) -> bool:
     """Return whether files of a repository, or of its submodules, differ from its commit."""
     listed = (_git(folder, "ls-files", "--stage", "-z", "--", *paths) or "").split("\0")
     modules = (folder / line.partition("\t")[2] for line in listed if line.startswith("160000 "))
-    inner = (one for one in modules if (one / ".git").exists() and not leads_out(one, folder))
-    return bool(_git(folder, "status", "--porcelain", "--", *paths)) or any(_is_changed(one, ".") for one in inner)
+    inner = (module for module in modules if (module / ".git").exists() and not leads_out(module, folder))
+    return bool(_git(folder, "status", "--porcelain", "--", *paths)) or any(_is_changed(each, ".") for each in inner)
 
 
 def source_date_epoch(root: Path = ROOT) -> int:

@@ -92,7 +92,7 @@ class LayerFiles:
         removed: paths that the layer hides (whiteouts).
         suspects: files that look like credentials.
         bundles: files with certificates.
-        records: path -> SHA-256 of the files that installed packages list in their RECORD, one of each that lists it.
+        records: path -> SHA-256 that installed packages list in their RECORD, one for each package that lists the file.
         hashes: path -> SHA-256, in the same form, of the files below :data:`SITES`, without byte code.
         machines: path -> ``e_machine`` of the programs and shared libraries.
         needed: path -> the libraries that a program or library loads; of layers that are read as streams, nothing.

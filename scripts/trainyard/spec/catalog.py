@@ -246,9 +246,9 @@ def packages_with(libraries: Iterable[str], base: str) -> str:
     known: dict[str, dict[str, str]] = yaml_source.plain(yaml_source.read(IMAGES / "libraries.yaml"))
     packages = known["all"] | known[base] if base in known else {}
     of = {library: package for package, names in packages.items() for library in names.split()}
-    unknown = ", ".join(one for one in libraries if one not in of)
+    unknown = ", ".join(library for library in libraries if library not in of)
     rest = [f"the Debian package or the wheel that has {unknown}"] if unknown else []
-    return ", ".join([*sorted({of[one] for one in libraries if one in of}), *rest])
+    return ", ".join([*sorted({of[library] for library in libraries if library in of}), *rest])
 
 
 def conflict(versions: Mapping[str, str], python: str) -> str | None:

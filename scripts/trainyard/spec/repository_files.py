@@ -39,9 +39,9 @@ def inside(path: Path, folder: Path, where: str) -> Path:
 
 def check_links(folder: Path) -> None:
     """Raise a UserError if a file of a folder that is read because of its name is a link out of the repository."""
-    for one in folder.iterdir() if folder.is_dir() else ():
-        if _READ.fullmatch(one.name) and one.is_symlink() and one.is_file() and leads_out(one, git_root(folder)):
-            raise UserError(f"{os.path.relpath(one)}: a symbolic link out of the repository: replace it by a file")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _READ.fullmatch(path.name) and path.is_symlink() and path.is_file() and leads_out(path, git_root(folder)):
+            raise UserError(f"{os.path.relpath(path)}: a symbolic link out of the repository: replace it by a file")
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -301,7 +301,7 @@ def passed(kept: Path) -> BuildResult | None:
 
 def when(kept: Path, step: Step, digest: str) -> str:
     """Return when the result of a step was recorded, as in ``2026-11-25 14:02`` of this host's clock."""
-    path = _path(kept, step, digest)  # the time of whose content is only later than that of others
+    path = _path(kept, step, digest)  # its mtime only orders it among others
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_ctime if path.exists() else 0))
 
 

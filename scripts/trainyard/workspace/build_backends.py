@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common import git
-from trainyard.spec.repository_files import inside
+from trainyard.spec.repository_files import inside, leads_out
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace.lines import syntax_tree, text_of
 
@@ -187,7 +187,7 @@ def _attribute(folder: Path, name: str, roots: Iterable[Path]) -> str | None:
     for root in roots:
         path = root.joinpath(*module.split("."))
         for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
+            if file.is_file() and not leads_out(file, folder):
                 return _literal(file, attribute)
     return None
 

@@ -23,14 +23,14 @@ FILE = ".dockerignore"
 
 
 class _Pattern:
-    """A pattern of :func:`_parts`, compared in linear time, as by Go: all positions at once, bits of an integer."""
+    """Compare paths with :func:`_parts` in linear time, as Go does: all positions at once, as bits of an integer."""
 
     def __init__(self, parts: list[tuple[str, int]], exception: bool) -> None:
         self._parts, self.exception = [(re.compile(text, re.DOTALL), step) for text, step in parts], exception
         self._after = cache(self._read)
 
     def _read(self, positions: int, character: str) -> int:
-        """The positions after a character; those at the start for an empty one."""
+        """Return the positions after a character; at the start, before any, if it is empty."""
         reached = 0 if character else 1
         for at, (part, step) in enumerate(self._parts):
             if positions >> at & 1 and step < 2 and part.fullmatch(character):
@@ -40,7 +40,7 @@ class _Pattern:
         return reached
 
     def matches(self, path: str) -> bool:
-        """Whether it matches a path or a folder above it."""
+        """Return whether it matches a path or a folder above it."""
         positions = self._after(0, "")
         for character in f"{path}/":
             if character == "/" and positions >> len(self._parts):

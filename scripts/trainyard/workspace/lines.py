@@ -233,7 +233,7 @@ def parse_reference(line: Line) -> Source:
 
 
 def _hashes(address: str) -> frozenset[str]:
-    """https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode."""
+    """Return the SHA-256 of an address: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode."""
     return frozenset(re.findall(r"(?<=[#&]sha256=)[0-9a-f]+", address.lower()))
 
 

@@ -240,10 +240,10 @@ class _Binaries:
             at = waiting.pop()
             for name in map(posixpath.basename, self.needed.get(at, ())):
                 own = [f"{folder}/{name}" for folder in self.searched.get(at, ())]
-                found = [one for one in own if one in self.stage][:1] or self.named.get(name, [])
-                waiting += {*found} - seen
-                seen.update(found)
-                lacking |= {name} if not found and not _OF_THE_HOST.fullmatch(name) else set()
+                files = [file for file in own if file in self.stage][:1] or self.named.get(name, [])
+                waiting += {*files} - seen
+                seen.update(files)
+                lacking |= {name} if not files and not _OF_THE_HOST.fullmatch(name) else set()
         return lacking
 
 
