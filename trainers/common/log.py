@@ -313,9 +313,15 @@ class Journal:
             )
 
     def check_held(self) -> None:
-        """Raise :class:`UserError` if another run has taken a folder of this one."""
-        for lease in self._leases:
-            lease.check()
+        """Raise :class:`UserError` in every process if another run has taken a folder of this one."""
+        lost: UserError | None = None
+        try:
+            for lease in self._leases:
+                lease.check()
+        except UserError as error:
+            lost = error
+        if self.devices.maximum([bool(lost)])[0]:
+            raise lost or UserError("another run has a folder of this one, as the log of rank 0 says")
 
     def saved(self, step: int, path: str) -> None:
         """Log that the checkpoint ``path`` of ``step`` steps was written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Context:
     builder: str = field(default_factory=lambda: settings.variable("BUILDER"))
     trust_config: str = field(default_factory=lambda: settings.variable("TRUST_CONFIG"))
     smoke_network: bool | None = None
-    data: str = field(default_factory=lambda: settings.variable("DATA"))
+    data: str = field(default_factory=lambda: settings.variable("DATA") and os.path.abspath(settings.variable("DATA")))
     as_of: str = ""
 
     def variables(self) -> dict[str, str]:

@@ -520,7 +520,7 @@ def _check_hashes(wanted: Wanted, locked: Iterable[Pin]) -> None:
         lines = [
             one for one in pinned if one.name == pin.name and one.requirement.specifier.contains(pin.version, True)
         ]
-        if lines and all(one.hashes.isdisjoint(pin.hashes) for one in lines):
+        if lines and pin.hashes and all(one.hashes.isdisjoint(pin.hashes) for one in lines):
             raise UserError(
                 f"{lines[0].where}: no file of {pin.name} {pin.version} for this image has a hash that is pinned here: "
                 f"the index has sha256:{pin.hashes[0]}: pin that if it is the right one"

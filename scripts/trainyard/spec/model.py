@@ -657,6 +657,8 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
     content = lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True)
+    if parent.context.data and not Path(parent.context.data).is_dir():
+        raise UserError(f"--data: no folder '{parent.context.data}'")
     described = Workspace(path, document, parent.context.data)
     own = replace(described, given_data="").data
     out = own and leads_out(own, workspace.git_root(path.parent))
