@@ -104,12 +104,29 @@ def test_an_address_with_a_password_that_installers_read_is_refused(
         "# as in --index-url https://user:password@example.com/simple\n--index-url https://${USER}:${TOKEN}@host/simple\n",
         "--index-url https://__token__:<token>@host/simple\n",
         "x @ git+https://host:8443/x@v1\ny @ git+ssh://git@host/y\n",
+        "--index-url https://{env:USER}:{env:TOKEN}@host/simple\n# redis://:b4dwords@localhost:6379/0\n",
     ],
 )
 def test_references_and_placeholders_in_requirements_are_not_refused(root: Path, text: str) -> None:
     write(root, {"conf/requirements.txt": text})
     checked = check.check(workspaces.repository())
     assert (checked.refused, checked.notes) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("conf/requirements.txt", "--index-url https://me:hunter2@host/simple\n".encode("utf-16")),
+        ("requirements.txt", b"--index-url https://me:$ecret99@host/simple\n"),
+        ("setup.sh", b"python -m pip install -q --index-url=https://me:hunter2@host/simple x\n"),
+        ("Dockerfile", b"RUN pip install git+https://me:hunter2@host/x\n"),
+    ],
+)
+def test_what_pip_reads_is_refused_in_any_file(root: Path, name: str, data: bytes) -> None:
+    write(root, {"conf/other.txt": ""})
+    (root / name).write_bytes(data)
+    (refused,) = check.check(workspaces.repository()).refused
+    assert refused.startswith(f"{name}:1: an address with a password")
 
 
 def test_in_other_text_an_address_with_a_password_is_a_note_unless_it_is_an_example(root: Path) -> None:

@@ -33,6 +33,7 @@ class Lease:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._me = f"process {os.getpid()} on {socket.gethostname()}, since {since}, run {secrets.token_hex(4)}"
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._live, daemon=True)
+        paths.check_writable(folder)
         end, first, attempt = time.monotonic() + WAIT, self._read(), 0
         while not self._is_free():
             last, attempt = self._read(), attempt + 1
@@ -51,7 +52,6 @@ class Lease:
     def _is_free(self) -> bool:
         if self._beats:
             return not self._read()[0]
-        paths.check_writable(self.folder)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

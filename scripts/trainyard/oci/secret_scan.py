@@ -94,20 +94,29 @@ _RCLONE = re.compile(rb"(?m)^\s*(?:pass|password2?|key|token|\w*secret\w*|\w+_ke
 _SETTINGS = (".conf", ".cfg", ".list", ".sources", "/uv.toml", ".condarc", ".gitconfig", ".npmrc", "etc/environment")
 
 #: ``scheme://user:password@host``, with groups for the last two; ``//host:443/path@v1`` has a port.
-_ADDRESS = re.compile(rb"://[^\s/:@'\"<>]*:(?!\d{1,5}[/?#])([^\s@'\"<>]{1,200})@([A-Za-z0-9\[][\w.-]*)")
+_ADDRESS = re.compile(
+    rb"://(?:\{[^{}\s]*\}|[^\s/:@'\"<>])*:(?!\d{1,5}[/?#])([^\s@'\"<>]{1,200})@([A-Za-z0-9\[][\w.-]*)"
+)
 
 #: What stands for a password, and what documentation and tests have in the place of it and of the host.
 _REFERENCE = re.compile(rb"\$\{?\w+\}?|\$\(.*\)|\{.*\}|%\(?\w+\)?s?|[*x.]+")
 _NO_PASSWORD = re.compile(rb"(?i)(?:my)?[-_]?(?:user(?:name)?|pass(?:word|wd)?|pwd|pw|token|secret|key)")
 _NO_HOST = re.compile(rb"[^.]*|127\.[\d.]+|0\.0\.0\.0|(?:.*\.)?(?:example\.\w+|[^.]+\.(?:test|invalid|local|internal))")
 
-#: Files whose addresses uv, pip, conda and git use, and lines of any file that begin with an option of pip.
+#: Files whose addresses of these kinds uv, pip, conda and git use, and what precedes one in a command of pip or uv.
+_INDEX = re.compile(rb"(?:https?|ftp|ssh|git|(?:git|hg|svn|bzr)\+\w+)\Z")
 _INSTALLED_FROM = re.compile(
     r"(?:.*/)?(?:.*(?:requirements|constraints).*\.(?:txt|in)|requirements/.*\.(?:txt|in)|pip\.ini|Pipfile|\.gitmodules"
     r"|(?:pyproject|uv|poetry|pdm|pylock.*)\.toml|(?:uv|poetry|pdm|Pipfile)\.lock|environment.*\.ya?ml"
-    r"|setup\.(?:cfg|py)|tox\.ini|trainyard\.yaml)"
+    r"|setup\.(?:cfg|py)|tox\.ini)"
 )
-_PIP_OPTION = re.compile(rb"\s*(?:-[efi]|--editable|--find-links|--(?:extra-)?index-url)[\s=]")
+_PIP_OPTION = re.compile(
+    rb"(?:^|\s)(?:-[efi]|--editable|--find-links|--(?:extra-)?index-url|--(?:default-)?index)[\s=]"
+    rb"|\bpip[\d.]* install\s"
+)
+
+#: A reference that pip does not expand (https://pip.pypa.io/en/stable/reference/requirements-file-format/).
+_NOT_EXPANDED = re.compile(rb"\$[a-z]\w*")
 
 #: Names of variables whose value is a secret, unless it is a file's path.
 _SECRET_NAME = re.compile(
@@ -194,14 +203,18 @@ def address_with_password(data: bytes, path: str) -> tuple[int, bool]:
 
     Elsewhere, addresses of documentation and tests do not count.
     """
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # as PowerShell writes what a program prints, and pip reads it
+        data = data.decode("utf-16", "replace").encode()
     noted, settled, binary = 0, path.endswith(_SETTINGS), b"\0" in data
     for match in _ADDRESS.finditer(data):
-        word = not settled and (_NO_PASSWORD.fullmatch(match[1]) or _PLACEHOLDER.search(match[1]))
-        if word or _REFERENCE.fullmatch(match[1]):
+        if not settled and (_NO_PASSWORD.fullmatch(match[1]) or _PLACEHOLDER.search(match[1])):
             continue
         least = max(0, match.start() - 1000)  # one line, or all lines, may have 50 MB of addresses
-        start = max(least, data.rfind(b"\n", least, match.start()) + 1)
-        certain = settled or _INSTALLED_FROM.fullmatch(path) or _PIP_OPTION.match(data, start)
+        before = data[max(least, data.rfind(b"\n", least, match.start()) + 1) : match.start()]
+        read = path.endswith("trainyard.yaml") or (_INSTALLED_FROM.fullmatch(path) and _INDEX.search(before))
+        certain = settled or read or _PIP_OPTION.search(before)
+        if _REFERENCE.fullmatch(match[1]) and not (read and _NOT_EXPANDED.fullmatch(match[1])):
+            continue
         if certain or not (noted or binary or b"/" in match[1] or _NO_HOST.fullmatch(match[2])):
             noted = data.count(b"\n", 0, match.start()) + 1
         if certain:

@@ -494,6 +494,9 @@ def test_what_is_one_process(launch: Launch, env: dict[str, str]) -> None:
             {**aws_batch(1, 2), "AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}, "MAIN_NODE_INDEX is '2'", id="aws-batch-main"
         ),
         pytest.param({"WORLD_SIZE": "16"}, "WORLD_SIZE is 16, but nothing says which node", id="world"),
+        pytest.param({"WORLD_SIZE": "2.0"}, "WORLD_SIZE is 2.0, but nothing says which node", id="world-no-number"),
+        pytest.param({"WORLD_SIZE": "16", "MEGASCALE_NUM_SLICES": "1"}, "WORLD_SIZE is 16", id="world-of-a-slice"),
+        pytest.param({"WORLD_SIZE": "2", "CLOUD_RUN_TASK_COUNT": "1"}, "WORLD_SIZE is 2", id="world-in-a-task"),
         pytest.param({"WORLD_SIZE": "2", "MASTER_ADDR": "m", "NODE_RANK": "0"}, "WORLD_SIZE is 2", id="no-nodes"),
         pytest.param({"MASTER_ADDR": "198.51.100.7"}, "MASTER_ADDR is 198.51.100.7, but nothing", id="foreign"),
         pytest.param({"MASTER_ADDR": "node-7.svc:29500"}, "MASTER_ADDR is node-7.svc:29500", id="foreign-name"),
