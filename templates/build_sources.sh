@@ -7,6 +7,6 @@ for folder in /sources/*/; do
   mkdir -p "$built"
   find "$folder" -type f ! -name '*.whl' ! -name '*.lock' ! -name pins -print0 | sort -z | while read -r -d '' archive; do
     uv build --wheel --offline --no-index --find-links "$folder" --build-constraints /locks/uv.lock \
-      --python /opt/venv/bin/python --no-create-gitignore --out-dir "$built" "$archive"
+      --no-create-gitignore --out-dir "$built" "$archive"
   done
 done

@@ -34,7 +34,7 @@ def resolve(lines, *options, pinned=()):
         given = Path(os.environ.get("UV_CONFIG_FILE", os.devnull)).read_text()
         settings.write_text(given + "".join(f'\n[[dependency-metadata]]\nname = "{name}"\n' for name in pinned))
         wanted.write_text("\n".join(lines))
-        command = ["uv", "pip", "compile", "--quiet", "--python", "/opt/venv/bin/python", "--format", "pylock.toml"]
+        command = ["uv", "pip", "compile", "--quiet", "--format", "pylock.toml"]
         command += ["--config-file", settings, "--output-file", lock, *sys.argv[1:], *options, wanted]
         if subprocess.run(command).returncode:
             sys.exit(1)

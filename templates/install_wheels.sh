@@ -11,4 +11,5 @@ find=() lock=/locks/wheels.lock pins=()
 [ ! -s /sources/pins ] || mapfile -t pins </sources/pins
 [ ! -s "$lock" ] || install "$@" --require-hashes "${find[@]}" -r "$lock"
 [ -z "${pins[*]-}" ] || install "$@" --no-index --find-links /built "${pins[@]}"
+mkdir -p /out # of nothing, if nothing is locked
 find /out -maxdepth 3 -name .lock -delete

@@ -163,9 +163,9 @@ def test_a_version_of_a_target_is_built_under_its_name_with_its_provenance(
     folder = miniature.folder / "images" / "mini" / "2.8"
     folder.mkdir()
     (folder / "version.yaml").write_text("packages: [torch==2.8.0]\nplatforms: [linux/amd64]\n", encoding="utf-8")
-    miniature.run("lock", "mini@2.8")
+    miniature.run("lock", "mini-2.8")
     miniature.run("render")
-    built = miniature.json("build", "mini@2.8")
+    built = miniature.json("build", "mini-2.8")
     labels = docker_engine.image(built["digest"], made_by="").labels
     assert labels["io.trainyard.framework"] == "torch==2.8.0" and labels["io.trainyard.target"] == "mini-2.8"
 

@@ -33,7 +33,6 @@ def fetched(folder: Path, index: PackageIndex, locks: dict[str, str]) -> dict[st
     text = (ROOT / "templates" / "fetch_sources.py").read_text(encoding="utf-8")
     for place in ("/layers", "/sources", "/wheels", "/locks/uv.lock"):
         text = text.replace(f'"{place}', f'"{folder}{place}')
-    text = text.replace("/opt/venv/bin/python", sys.executable)
     (folder / "layers").mkdir()
     (folder / "locks").mkdir()
     (folder / "locks" / "uv.lock").touch()

@@ -65,17 +65,21 @@ _CHANGED = re.compile(r"(?:.*/)?__pycache__/.*|opt/requirements/bin/[^/]+")
     source="https://packaging.python.org/en/latest/specifications/recording-installed-packages/#the-record-file",
 )
 def files_are_those_of_their_wheels(image: Evidence) -> Iterator[Finding]:
-    """Every file that the RECORD of an installed wheel lists is there, with its SHA-256."""
+    """Every file that the RECORD of a locked wheel lists is there, with its SHA-256; a base is as others made it."""
     fix = f"run '{image.required_spec.command('dev build')}' with '--no-cache'"
-    for path, listed in sorted(image.recorded.items()):
+    recorded: dict[str, set[str]] = {}
+    for layer in image.stored.layers:
+        for path, hashes in layer.contents.records.items() if layer.kind == "copied" else ():
+            recorded.setdefault(path, set()).update(hashes)
+    for path, listed in sorted(recorded.items()):
         if not path.startswith(layers.SITES) or _CHANGED.fullmatch(path):
             continue
-        layer = next((one for one in reversed(image.stored.layers) if path in one.contents.files), None)
-        if layer is None:
+        holder = next((layer for layer in reversed(image.stored.layers) if path in layer.contents.files), None)
+        if holder is None:
             yield Finding(f"/{path}", "is missing; the RECORD of its wheel lists it", "what imports it fails", fix)
             continue
-        where = f"/{path} in layer {layer.stage}"
-        if layer.contents.hashes.get(path) not in listed:
+        where = f"/{path} in layer {holder.stage}"
+        if holder.contents.hashes.get(path) not in listed:
             why = "the lock has the hash of other code than what runs"
             yield Finding(where, "is not what the RECORD of its wheel lists", why, fix)
         elif len(listed) > 1:
