@@ -299,7 +299,43 @@ def test_a_file_that_lacks_an_import_is_completed(proposed: Proposed) -> None:
     files = {"train.py": TRAIN.format(more="import einops"), "requirements.txt": "tqdm\n"}
     document, said = proposed(files)
     assert document["requirements"] == {"file": "requirements.txt", "packages": ["einops"]}
-    assert "train.py:4 imports einops, which requirements.txt does not list: it is added" in said
+    assert "train.py:4 imports einops, for which requirements.txt lists no package: einops is added" in said
+
+
+@pytest.mark.parametrize(
+    ("listed", "module"),
+    [
+        ("opencv-python", "cv2"), ("opencv_contrib_python_headless", "cv2"), ("opencv-python-rolling", "cv2"),
+        ("faiss-gpu", "faiss"), ("faiss-gpu-cu12", "faiss"), ("onnxruntime-gpu", "onnxruntime"),
+        ("xgboost-cpu", "xgboost"), ("pycryptodomex", "Cryptodome"), ("pillow-simd", "PIL"), ("pyzmq", "zmq"),
+        ("polars-lts-cpu", "polars"), ("psycopg2-binary", "psycopg2"), ("psycopg[binary]", "psycopg"),
+        ("protobuf", "google.protobuf.text_format"), ("google-cloud-storage", "google.cloud.storage"),
+        ("google-auth", "google.auth"), ("ruamel.yaml", "ruamel.yaml"), ("ray[default]", "ray"),
+        ("scikit-learn-intelex", "sklearnex"), ("cupy-cuda13x", "cupy"), ("biopython", "Bio"),
+    ],
+)  # fmt: skip
+def test_a_listed_package_that_provides_an_import_has_no_rival(proposed: Proposed, listed: str, module: str) -> None:
+    files = {"train.py": TRAIN.format(more=f"import {module}"), "requirements.txt": f"torch\n{listed}\n"}
+    document, said = proposed(files)
+    assert document["requirements"] == "requirements.txt"
+    assert "train.py:4" not in said
+
+
+@pytest.mark.parametrize(
+    ("listed", "statement", "module", "added"),
+    [
+        ("opencv", "import cv2", "cv2", "opencv-python-headless"),
+        ("pycryptodomex", "from Crypto.Cipher import AES", "Crypto", "pycryptodome"),
+        ("torch", "import torch_geometric", "torch_geometric", "torch-geometric"),
+    ],
+)
+def test_a_package_that_provides_another_module_does_not_count(
+    proposed: Proposed, listed: str, statement: str, module: str, added: str
+) -> None:
+    files = {"train.py": TRAIN.format(more=statement), "requirements.txt": f"{listed}\n"}
+    document, said = proposed(files)
+    assert document["requirements"] == {"file": "requirements.txt", "packages": [added]}
+    assert f"train.py:4 imports {module}, for which requirements.txt lists no package: {added} is added" in said
 
 
 def test_an_extra_that_lists_an_import_is_taken(proposed: Proposed) -> None:

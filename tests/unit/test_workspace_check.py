@@ -197,11 +197,11 @@ def test_an_import_that_nothing_provides_is_noted(repository: Repository) -> Non
     }
     found = check.check(repository("python train.py", files, "requirements: requirements.txt\n"))
     assert notes_of(found) == [
-        "train.py:1 imports scikit-learn",
+        "train.py:1 imports sklearn",
         "train.py:1 imports tensorflow",
         "helper.py:1 imports einops",
     ]
-    assert found.notes[0].endswith("'cpu' has: add it to 'requirements' unless one of them needs it")
+    assert found.notes[0].endswith("'cpu' has: add scikit-learn to 'requirements' unless one of them needs it")
 
 
 @pytest.mark.parametrize("run", ["python -m inner.fit", "train-it", "torchrun src/inner/fit.py"])

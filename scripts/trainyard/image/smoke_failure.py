@@ -256,7 +256,7 @@ class Explanation:
                 if spec.framework.name == framework and not spec.framework_in_base
             ]
             return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"
-        known = import_names.distribution(top)
+        known = next(iter(import_names.providers(top)), None)
         lock = self.workspace and model.load(str(self.workspace.root)).usable_lock
         if lock and (version := versions("".join(lock.sections.values())).get(known or "")):
             return f"{known} {version}, which the image has, has no {top}"

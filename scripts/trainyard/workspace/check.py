@@ -23,14 +23,9 @@ from trainyard.spec import yaml_source
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import FOLDER
-from trainyard.workspace import (
-    code_files,
-    dockerignore,
-    python_projects,
-    requirement_choice,
-    requirements,
-)
+from trainyard.workspace import code_files, dockerignore, python_projects, requirement_choice, requirements
 from trainyard.workspace.code_files import CodeFile, Listed
+from trainyard.workspace.import_names import providers
 from trainyard.workspace.python_survey import Sources
 from trainyard.workspace.requirements import Wanted
 
@@ -220,9 +215,9 @@ def _check_imports(
     module = module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
     start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(program)
     closure = sources.closure(start.path, conditional=False) if start else []
-    for name, place in requirement_choice.missing(closure, sources, known)[0].items():
-        if not any(f"{one}-".startswith(f"{name}-") or name.startswith(f"{one}-") for one in named):  # its variants
+    for module, place in requirement_choice.missing(closure, sources, known, named).items():
+        if names := providers(module):
             found.note(
-                f"{place} imports {name}, which neither the requirements nor '{spec.extends.target}' has: add it to "
-                "'requirements' unless one of them needs it"
+                f"{place} imports {module}, which neither the requirements nor '{spec.extends.target}' has: add "
+                f"{names[0]} to 'requirements' unless one of them needs it"
             )

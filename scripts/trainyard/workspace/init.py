@@ -19,7 +19,7 @@ from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import NAME
-from trainyard.workspace import python_projects, requirement_choice
+from trainyard.workspace import import_names, python_projects, requirement_choice
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
 from trainyard.workspace.python_survey import Source, Sources, files
@@ -287,7 +287,7 @@ class Repository:
                 reasons[f"code: {folder}"] = f"{place} imports {module}"
                 found.append(folder)
                 del wanted.unknown[module]
-            else:
+            elif not import_names.is_similar(module, wanted.names):
                 wanted.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
         return list(dict.fromkeys(found))
 

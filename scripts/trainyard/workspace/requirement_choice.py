@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -230,17 +230,21 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
     own = {canonicalize_name(project.name)} if project else set()
     framework, others = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
-    found, choice.unknown = missing(closure, sources, known)
+    modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
+    choice.unknown = {module: place for module, place in modules.items() if not import_names.providers(module)}
+    found = {import_names.providers(module)[0]: module for module in modules if module not in choice.unknown}
     _take_from_conda(choice, found, framework, others)
     extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
     for extra, lines in extras.items():
-        listed = {canonicalize_name(Requirement(line).name) for line in lines} & found.keys()
-        if listed and len(lines) <= 20:
+        names = {canonicalize_name(Requirement(line).name) for line in lines}
+        left = {name: module for name, module in found.items() if not import_names.is_provided(module, names, ())}
+        if left != found and len(lines) <= 20:
             choice.extras.append(extra)
-            found = {name: place for name, place in found.items() if name not in listed}
-    for name, place in found.items():
+            found = left
+    for name, module in found.items():
         if choice.file:
-            choice.notes.append(f"{place} imports {name}, which {choice.file} does not list: it is added")
+            said = f"imports {module}, for which {choice.file} lists no package: {name} is added"
+            choice.notes.append(f"{modules[module]} {said}")
         choice.packages.append(name)
     if found and not choice.why:
         choice.why = "the code imports them"
@@ -252,7 +256,7 @@ def _take_from_conda(
     """Add those of conda's packages that are missing, and say what becomes of the others.
 
     Args:
-        found: the packages that are missing -> where; those of conda are removed.
+        found: the packages that are missing -> the module; those of conda are removed.
         framework: canonical name -> version of the target's framework, ``others``: of all else that it has.
     """
     left = []
@@ -275,23 +279,19 @@ def _take_from_conda(
 
 
 def missing(
-    closure: Iterable[Source], sources: Sources, known: Container[str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the packages that files always import and that are not known -> where; the same of modules of others.
+    closure: Iterable[Source], sources: Sources, known: Container[str], listed: Collection[str]
+) -> dict[str, str]:
+    """Return the modules that files always import and no package provides -> where.
 
     Args:
         closure: the files, of ``sources``.
-        known: canonical names of packages.
+        known: canonical names of packages, ``listed``: of those that the repository lists.
     """
-    packages: dict[str, str] = {}
     modules: dict[str, str] = {}
     for source in closure:
         for statement in source.imports:
-            top = statement.top
-            if statement.optional or top in _BUILT_IN or sources.is_local(statement, source):
+            if statement.optional or statement.top in _BUILT_IN or sources.is_local(statement, source):
                 continue
-            storage = statement.module.startswith("google.cloud.storage")
-            name = "google-cloud-storage" if storage else import_names.distribution(top)
-            if name not in known and canonicalize_name(top) not in known:
-                (modules if name is None else packages).setdefault(name or top, source.at(statement.line))
-    return packages, modules
+            if not import_names.is_provided(statement.module, known, listed):
+                modules.setdefault(import_names.root(statement.module), source.at(statement.line))
+    return modules
