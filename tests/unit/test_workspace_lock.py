@@ -792,11 +792,21 @@ def test_a_hash_that_is_pinned_later_is_compared_too(write: Write, index: Packag
         relock(spec)
 
 
-def test_hashes_of_the_framework_are_those_of_the_target(write: Write, index: PackageIndex) -> None:
-    """Its packages may be from another index than those of the user's file."""
-    spec = write(f"tensorflow-cpu=={TARGET.version} --hash=sha256:{'cd' * 32}\n")
+def test_hashes_of_the_framework_are_compared_with_those_of_the_target(write: Write, index: PackageIndex) -> None:
+    numpy = next(pin for pin in parse(TARGET.locked().text("framework")) if pin.name == "numpy")
+    line = f"numpy=={numpy.version} --hash=sha256:"
+    relock(write(f"{line}{'cd' * 32} --hash=sha256:{numpy.hashes[0]}\n"))
+    relock(write(f"numpy=={numpy.version} ; sys_platform == 'darwin' --hash=sha256:{'cd' * 32}\n"))
+    with pytest.raises(UserError, match=rf"^requirements\.txt:1: no file of numpy {re.escape(numpy.version)} "):
+        relock(write(f"{line}{'cd' * 32}\n"))
+
+
+def test_a_hash_that_no_index_has_is_named(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    spec = write(f"tqdm\neinops==0.8.0 --hash=sha512:{'cd' * 64}\n")
     relock(spec)
-    assert sections(spec)["framework"] == TARGET.locked().text("framework")
+    assert versions(spec)["einops"] == "0.8.0"
+    said = "requirements.txt:2: only SHA-256 is compared: other hashes of einops are not"
+    assert said in caplog.messages
 
 
 def test_a_source_distribution_that_is_compiled_is_one_that_the_requirements_allow(
@@ -812,7 +822,14 @@ def test_a_source_distribution_that_is_compiled_is_one_that_the_requirements_all
 
 @pytest.mark.parametrize(
     "line",
-    ["{url}#sha256={sha}", "einops @ {url}#sha256={sha}", "{url} --hash=sha256:{sha}", "./{file} --hash sha256:{sha}"],
+    [
+        "{url}#sha256={sha}",
+        "einops @ {url}#sha256={sha}",
+        "{url} --hash=sha256:{sha}",
+        "./{file} --hash sha256:{sha}",
+        "./{file} --hash=sha512:{sha}",
+        "{url}#sha384={sha}",
+    ],
 )
 def test_an_address_and_a_file_have_the_hash_that_is_written_beside_them(
     write: Write, index: PackageIndex, line: str
@@ -822,11 +839,13 @@ def test_an_address_and_a_file_have_the_hash_that_is_written_beside_them(
     url, made = index.url.replace("/simple", f"/files/{file}"), sha256_of(index, file)
     spec = write("")
     Path(file).write_bytes(index.files[file])
-    spec = write(line.format(url=url, file=file, sha=made) + "\n")
+    kind = re.search(r"sha\d+", line)
+    right = hashlib.new(kind[0] if kind else "", index.files[file]).hexdigest()
+    spec = write(line.format(url=url, file=file, sha=right) + "\n")
     relock(spec)
     assert versions(spec)["tqdm"] == "4.0"
     with pytest.raises(UserError, match=rf"^requirements\.txt:1: .*: the file has the SHA-256 {made}: pin that if"):
-        relock(write(line.format(url=url, file=file, sha="cd" * 32) + "\n"))
+        relock(write(line.format(url=url, file=file, sha="c" * len(right)) + "\n"))
 
 
 def test_what_a_build_of_a_folder_is_started_with_has_none_of_the_users_secrets(

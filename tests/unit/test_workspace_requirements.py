@@ -58,10 +58,10 @@ def test_a_requirements_file_is_read_with_what_it_includes(write: Write) -> None
             einops >= 0.5   # a range
             requests[socks] \\
                 ; python_version < "3.12" \\
-                --hash=sha256:00
+                --hash=sha256:{sha}
             -r more__more.txt
             -c limits.txt
-        """.replace("more__more", "more/more"),
+        """.replace("more__more", "more/more").replace("{sha}", "00" * 32),
         more__more_txt="tqdm\n",
         limits_txt="tqdm<5\n",
     )
@@ -81,6 +81,26 @@ def test_a_requirements_file_is_read_with_what_it_includes(write: Write) -> None
         ("-r requirements.txt\n", "requirements.txt:1: '-r requirements.txt' includes itself"),
         ("--find-links ./wheels\n", "requirements.txt:1: '--find-links ./wheels': a folder of this machine"),
         ("--no-binary flash-attn\n", "requirements.txt:1: '--no-binary flash-attn': what is compiled is listed"),
+        (
+            "tqdm\neinops==1 --hash=sha256:zz\n",
+            "requirements.txt:2: '--hash=sha256:zz' is no hash that pip takes: write sha256: and 64",
+        ),
+        (
+            "einops==1 --hash sha256:\n",
+            "requirements.txt:1: '--hash=sha256:' is no hash that pip takes: write sha256: and 64",
+        ),
+        (
+            f"einops==1 --hash=md5:{'0' * 32}\n",
+            f"requirements.txt:1: '--hash=md5:{'0' * 32}' is no hash that pip takes: write sha256:",
+        ),
+        (
+            f"a==1 --hash=sha256:{'0' * 64}\ntqdm==1\n--require-hashes\n",
+            "requirements.txt:2: 'tqdm==1' has no --hash, and requirements.txt:3 requires hashes",
+        ),
+        (
+            "--require-hashes\nhttps://host/a-1-py3-none-any.whl\n",
+            "requirements.txt:2: 'https://host/a-1-py3-none-any.whl' has no --hash, and requirements.txt:1",
+        ),
         ("--no-index\n", "requirements.txt:1: '--no-index' has no place in an image"),
         ("x @ git+https://${NO_SUCH_TOKEN}@host/x\n", "requirements.txt:1: the environment variable NO_SUCH_TOKEN"),
     ],
@@ -91,6 +111,14 @@ def test_a_mistake_in_a_requirements_file_is_one_line_with_its_place(write: Writ
         requirements.read(ws, "3.11")
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_hashes_are_required_of_the_lines_of_the_image_alone(write: Write) -> None:
+    sha = f"--hash=sha256:{'0' * 64}"
+    address = f"https://host/b-1-py3-none-any.whl#sha256={'0' * 64}"
+    text = f"--require-hashes\na==1 {sha}\nwin==1 ; sys_platform == 'win32'\n{address}\nc==1\n-c limits.txt\n"
+    ws = write("requirements: requirements.txt\n", requirements=text, limits_txt=f"c==1 {sha}\n")
+    assert len(requirements.read(ws, "3.11").lines) == 3
 
 
 def test_messages_never_show_a_password(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from trainyard.image import base_contents, base_image, framework_choice, package
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request
 from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
-from trainyard.spec import framework, matrix, model, state
+from trainyard.spec import framework, markers, matrix, model, state
 from trainyard.spec import lock as locks
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
@@ -452,6 +452,8 @@ def _resolved_for_platform(
     for index, pinned in frameworks.items():
         if lines := contradictions.excluding(spec, wanted, versions(pinned)):
             raise contradictions.contradiction(spec, lines[0], versions(pinned))
+        if index == DEFAULT:  # others have other files of the framework
+            _check_hashes(spec, wanted, locks.parse(pinned))
         try:
             rest = _requirements(replace(request, framework=versions(pinned)), spec, previous, index)
         except StepFailed as error:
@@ -505,22 +507,27 @@ def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, i
     with _explained(request, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
         text = resolution.resolve(request, sized=shared is not None)
     compiled = [Pin(one.name, one.version, (one.sha256,)) for one in request.compiled.values()]
-    _check_hashes(request.wanted, [*locks.parse(text), *compiled])
+    _check_hashes(spec, request.wanted, [*locks.parse(text), *compiled])
     return text
 
 
-def _check_hashes(wanted: Wanted, locked: Iterable[Pin]) -> None:
+def _check_hashes(spec: RepositorySpec, wanted: Wanted, locked: Iterable[Pin]) -> None:
     """Check that packages have a file that the requirements, constraints or uv.lock allow.
 
     Raises:
         UserError: an index has other files than those whose hashes are pinned.
     """
-    pinned = [line for line in (*wanted.lines, *wanted.constraints) if line.hashes]
+    image, pinned = (spec.python_version, spec.architecture.machine), (*wanted.lines, *wanted.constraints)
+    pinned = tuple(one for one in pinned if one.hashes and markers.applies(one.requirement.marker, *image))
     for pin in locked:
         lines = [
             one for one in pinned if one.name == pin.name and one.requirement.specifier.contains(pin.version, True)
         ]
-        if lines and pin.hashes and all(one.hashes.isdisjoint(pin.hashes) for one in lines):
+        if not lines or not pin.hashes or not all(one.hashes.isdisjoint(pin.hashes) for one in lines):
+            continue
+        if other := next((one for one in lines if any(":" in sha for sha in one.hashes)), None):
+            logger.warning(f"{other.where}: only SHA-256 is compared: other hashes of {pin.name} are not")
+        else:
             raise UserError(
                 f"{lines[0].where}: no file of {pin.name} {pin.version} for this image has a hash that is pinned here: "
                 f"the index has sha256:{pin.hashes[0]}: pin that if it is the right one"

@@ -108,7 +108,7 @@ class Line:
     Attributes:
         text: as written, without options.
         number: of its line, from 1.
-        hashes: SHA-256 of the files that it allows; empty if it allows all.
+        hashes: SHA-256 of the files that it allows, or others such as ``sha512:...``; empty if it allows all.
     """
 
     text: str = field(repr=False)  # may contain credentials
@@ -184,6 +184,7 @@ class Found:
     Attributes:
         options: resolver settings, by their names in uv's ``[tool.uv]``.
         addresses: kind and address of indexes that a requirements file names.
+        require_hashes: place of the option ``--require-hashes``; empty without it.
         index_of: canonical name -> name of the index that ``[tool.uv.sources]`` takes it from.
     """
 
@@ -195,6 +196,7 @@ class Found:
     options: dict[str, Any] = field(default_factory=dict)
     addresses: list[tuple[Kind, Line]] = field(default_factory=list)
     index_of: dict[str, str] = field(default_factory=dict)
+    require_hashes: str = ""
 
 
 def is_direct(text: str) -> bool:
@@ -233,8 +235,9 @@ def parse_reference(line: Line) -> Source:
 
 
 def _hashes(address: str) -> frozenset[str]:
-    """Return the SHA-256 of an address: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode."""
-    return frozenset(re.findall(r"(?<=[#&]sha256=)[0-9a-f]+", address.lower()))
+    """Return the hashes of an address: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode."""
+    found = re.findall(r"[#&](md5|sha1|sha224|sha256|sha384|sha512)=([0-9a-f]+)", address.lower())
+    return frozenset(f"{kind}:{sha}".removeprefix("sha256:") for kind, sha in found)
 
 
 def _extras(text: str) -> tuple[str, tuple[str, ...]]:

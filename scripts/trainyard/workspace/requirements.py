@@ -178,6 +178,11 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
     if wanted.extras or wanted.groups:
         raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
     requirements_txt.read(path, found, above=(ws.file,))
+    hashed = {one.name for one in (*found.lines, *found.constraints) if one.hashes}
+    unhashed = [(one, one.requirement.marker) for one in found.lines if one.name not in hashed]
+    for line, marker in (*unhashed, *((one.line, one.marker) for one in found.sources if not one.hashes)):
+        if found.require_hashes and fits(marker):
+            raise UserError(f"{line.where}: {line.shown!r} has no --hash, and {found.require_hashes} requires hashes")
 
 
 def _read_project(project: Project, found: Found, fits: Fits) -> None:

@@ -15,6 +15,9 @@ from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, pars
 #: Options of a requirement, after its text.
 _OPTIONS = re.compile(r"\s+--(hash|config-settings?|global-option|install-option)\b.*")
 
+#: What pip takes as a hash: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode.
+_HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
+
 #: Options that say nothing about the versions of a lock.
 _WITHOUT_EFFECT = {"prefer_binary", "require_hashes", "features_enabled"}
 
@@ -41,8 +44,14 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
     entries += [(one.requirement_line.line_number, one) for one in parsed.options]
     for number, entry in sorted(entries, key=lambda one: one[0]):
         text = entry.requirement_line.line.strip()
-        line = Line(text, path, number, frozenset(re.findall(r"(?<=--hash[= ]sha256:)[0-9a-f]+", text.lower())))
+        hashes = [one.lower() for one in getattr(entry, "hash_options", ())]
+        line = Line(text, path, number, frozenset(one.removeprefix("sha256:") for one in hashes))
+        if wrong := [one for one in hashes if not _HASH.fullmatch(one)]:
+            raise UserError(
+                f"{line.where}: '--hash={wrong[0]}' is no hash that pip takes: write sha256: and 64 hexadecimal digits"
+            )
         if hasattr(entry, "options") and not hasattr(entry, "req"):
+            found.require_hashes = line.where if "require_hashes" in entry.options else found.require_hashes
             for name, value in entry.options.items():
                 _option(line, name, value, found, (*above, path))
         else:

@@ -214,8 +214,10 @@ def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel
 
 def _check_hash(source: Source, path: Path) -> None:
     """Check that a file is one of those that its line allows; folders and git repositories have no hash."""
-    made = hashlib.sha256(path.read_bytes()).hexdigest() if source.hashes and path.is_file() else ""
-    if made and made not in source.hashes:
+    content = path.read_bytes() if source.hashes and path.is_file() else b""
+    pinned = (one.rpartition(":") for one in source.hashes)
+    if content and all(hashlib.new(kind or "sha256", content).hexdigest() != sha for kind, _, sha in pinned):
+        made = hashlib.sha256(content).hexdigest()
         raise UserError(
             f"{source.line.where}: {source.line.shown}: the file has the SHA-256 {made}: pin that if it is right"
         )
