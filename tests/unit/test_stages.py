@@ -142,7 +142,7 @@ def test_foreign_words_move_no_cursor_and_set_no_clipboard(terminal: bool) -> No
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", written), repr(written)
     assert written.count(r"x\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x9d0;t\x9c\x7f\rsafe") >= 3
     assert written.count(r"\x1b]0;title") >= 7, "in tables too"
-    assert re.search(r"safe\n\s+next line\n$", written)
+    assert re.search(r"safe\\n\s+next line\n$", written), "a name with a line feed makes no second line"
 
 
 @pytest.mark.parametrize("columns", [20, 40, 200])

@@ -99,8 +99,8 @@ class Messages(logging.Handler):
             logger.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record, or begin, change or end the moving line."""
-        text = visible(record.getMessage())
+        """Print a record, a warning or an error in one line, or begin, change or end the moving line."""
+        text = visible(record.getMessage()).replace("\n", "\\n" if record.levelno >= logging.WARNING else "\n")
         if record.levelno > NOW:
             text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
         moving = getattr(record, "moving", None)
