@@ -237,6 +237,13 @@ def test_a_folder_that_is_none_is_named(workspace: Callable[..., Spec], request_
         arguments(workspace(), request_)
 
 
+@pytest.mark.parametrize("option", ["--data", "--output"])
+def test_an_empty_text_is_no_folder(run: Callable[..., subprocess.CompletedProcess[str]], option: str) -> None:
+    """As of a shell's variable that is not set: it does not mean the current folder."""
+    done = run(option, "")
+    assert (done.returncode, done.stdout) == (2, "") and "no folder is given" in done.stderr
+
+
 def test_a_target_of_the_catalogue_has_no_code_to_mount() -> None:
     with pytest.raises(UserError, match="--mount: cpu is a target of the catalogue"):
         arguments(model.load("cpu"), Request(mount=True))

@@ -11,7 +11,7 @@ from trainyard.common.context import Context
 
 GROUP = "workspace"
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = options.Folder(file_okay=False, path_type=Path)
 
 
 @options.command(

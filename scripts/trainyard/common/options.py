@@ -37,6 +37,13 @@ class Number(click.FloatRange):
     name = "number"
 
 
+class Folder(click.Path):
+    """A folder. click takes an empty text, as of a shell's variable that is not set, for the current one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) if value else self.fail("no folder is given", param, ctx)
+
+
 class _Switch(click.types.BoolParamType):
     """The value of a flag's variable. click's own message lists an empty text as the first valid value."""
 
@@ -211,7 +218,7 @@ builder = option(
 #: ``--data``: what smoke tests have at /data.
 data = option(
     "--data",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    type=Folder(exists=True, file_okay=False, resolve_path=True),
     callback=_choose,
     expose_value=False,
     help="Folder that smoke tests read at /data, also from outside of the repository. Default: 'smoke.data'.",

@@ -19,7 +19,7 @@ GROUP = "project"
     "trainyard dev dataset text data/text",
 )
 @click.argument("kind", type=click.Choice(["digits", "flowers", "text"]))
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=options.Folder(file_okay=False, path_type=Path))
 @options.flag("--gz", help="digits: compress the files with gzip.")
 @options.option(
     "--form", type=click.Choice(["folder", "tfrecord", "tar"]), default="folder", help="flowers: format of the files."

@@ -15,7 +15,7 @@ from trainyard_jobs.model import options as job_options
 GROUP = "jobs"
 
 _SECONDS = options.Number(min=0)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FOLDER = options.Folder(file_okay=False, path_type=Path)
 
 
 @click.command(
