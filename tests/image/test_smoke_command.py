@@ -296,7 +296,7 @@ def test_a_command_may_write_beside_its_own_folder(make: Callable[..., Made]) ->
     facts = passes(make("run: python3 train.py\nsmoke: {}", **{"train.py": text}))
     assert (facts["level"], facts["notes"]) == ("ran", [])
     line = fails(make("run: python3 train.py\nsmoke: {data: tests}", **{"train.py": text, "tests/x": ""}))
-    assert line.endswith("'../data/MNIST': smoke.data is mounted read-only there: write to /workspace or /tmp")
+    assert line.endswith("'../data/MNIST': /data is mounted read-only: write to /workspace or /tmp")
 
 
 def test_writes_elsewhere_are_a_note(make: Callable[..., Made]) -> None:

@@ -135,7 +135,9 @@ def test_in_other_text_an_address_with_a_password_is_a_note_unless_it_is_an_exam
     write(root, {"README.md": examples, "a.py": f"# {examples}\nURL = 'https://me:{PASSWORD}@db.company.com/x'\n"})
     checked = check.check(workspaces.repository())
     assert checked.refused == [] and len(checked.notes) == 1
-    assert checked.notes[0].startswith("a.py:2: an address with a password is copied into the image")
+    assert checked.notes[0].startswith("a.py:2: an address with a password is copied into the image: ")
+    write(root, {"b.py": f"URL = 'https://me:{PASSWORD}@db.company.com/x'\n"})
+    assert "copied into the image (1 more file like this): " in check.check(workspaces.repository()).notes[0]
 
 
 # Programs

@@ -67,7 +67,8 @@ def command(
 
     ARGS are arguments of the repository's command; of a target of the catalogue, a trainer and its flags. The exit
     status is that of the command, and signals reach it. With --mount or --output the container runs as the current
-    user, so that the files that it writes are yours. Values of --env are neither printed nor arguments of a process.
+    user, so that the files that it writes are yours. Values of --env are neither printed nor arguments of a process,
+    but for PATH, HOME, LD_* and DOCKER_*, which docker reads itself.
     """
     import os
     import shlex

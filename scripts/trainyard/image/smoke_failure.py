@@ -243,7 +243,7 @@ class Explanation:
         if kind == "PermissionError":
             return f": the image runs as any user: write to {self.folder}, /tmp or a folder that is mounted"
         if "[Errno 30]" in text and re.search(r"['/]data\b", text):
-            return f": smoke.data is mounted read-only there: write to {self.folder} or /tmp"
+            return f": /data is mounted read-only: write to {self.folder} or /tmp"
         return self._network(error, run) or self.otherwise
 
     def _module_advice(self, module: str) -> str:

@@ -121,7 +121,7 @@ def check(spec: RepositorySpec) -> Checked:
         with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)
             if seen := [f"{relative(one.source)}:{one.address}" for one in found.files if one.address]:
-                more = f" ({len(seen) - 1} more files like this)" if seen[1:] else ""
+                more = f" ({len(seen) - 1} more file{'s' if seen[2:] else ''} like this)" if seen[1:] else ""
                 found.note(f"{seen[0]}: an address with a password is copied into the image{more}: remove a real one")
     return found
 

@@ -148,7 +148,7 @@ def command(
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         raise StepFailed(f"{failed[0]}{more}")
     if unreadable:
-        more = f" (and {len(unreadable) - 1} more files)" if len(unreadable) > 1 else ""
+        more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
         raise UserError(f"{next(iter(unreadable.values()))}{more}")
     checked = [one for one in results if one.job]
     if checked:
