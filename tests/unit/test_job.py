@@ -21,8 +21,10 @@ from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning
 from trainyard_jobs.platforms import all_rules, submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
+from trainyard_jobs.platforms.base import Submission
 from trainyard_jobs.platforms.gke import write as gke_platform
 from trainyard_jobs.rehearsal import session
+from trainyard_jobs.rules import image as image_rules
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import google, job_file, kubernetes
 
@@ -184,18 +186,28 @@ def test_the_preflight_is_an_option_before_the_trainer_on_every_platform(write: 
 
 
 @pytest.mark.parametrize("platform", ["vertex", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot", "ai-platform"])
-@pytest.mark.parametrize(("target", "example", "others"), [("gpu", "L4", "cpu"), ("tf-tpu", "v5litepod-4", "tf-cpu")])
+@pytest.mark.parametrize(("target", "others"), [("gpu", "cpu"), ("tf-tpu", "tf-cpu"), ("jax-tpu", "jax")])
 def test_no_platform_gets_a_job_of_an_image_for_an_accelerator_that_asks_for_none(
-    refused: Callable[..., str], write: Write, platform: str, target: str, example: str, others: str
+    refused: Callable[..., str], write: Write, platform: str, target: str, others: str
 ) -> None:
+    """What the line advises is not refused next."""
     line = refused("--platform", platform, target)
-    assert (
-        "no '--accelerator', and an image for " in line
-        and f"as in '--accelerator {example}' ('--image' takes any)" in line
-    )
-    assert f"targets for CPUs: {others}" in line and f"(by images/{target}/image.yaml)" in line
-    if platform != "tpu-vm":  # an image that is given by its reference may be any
+    assert "no '--accelerator', and an image for " in line and f"(by images/{target}/image.yaml)" in line
+    if example := re.search(r"as in '--accelerator ([\w-]+)'", line):
+        assert write("--platform", platform, target, "--accelerator", example[1])
+    else:
+        assert (platform, target[-3:]) in {
+            ("tpu-vm", "gpu"),
+            *((one, "tpu") for one in ("slurm", "ai-platform", "kubeflow")),
+        }
+        having = re.search(f"'--platform {platform}' has none for it; these have: ([a-z, -]+)", line)
+        assert having and {"vertex", "gke", "skypilot"} <= set(having[1].split(", ")) - {platform}
+    if platform == "tpu-vm":
+        assert "CPUs" not in line
+    else:  # an image that is given by its reference may be any
+        assert f"; targets for CPUs: {others}" in line and line.endswith("; '--image' takes any\n")
         assert write("--platform", platform, "--image", "us-docker.pkg.dev/p/r/i:t")
+        assert write("--platform", platform, others)
 
 
 @pytest.mark.parametrize("platform", ["vertex", "gke", "tpu-vm", "kubeflow", "slurm", "skypilot", "ai-platform"])
@@ -913,15 +925,42 @@ def test_an_invalid_search_is_quoted(words: str, said: str) -> None:
         tuning.parse(words)
 
 
-def test_a_warning_says_that_platforms_cannot_pull_a_local_image(trainyard: Command) -> None:
-    status, out, err = trainyard("job", *vertex("cpu"))
-    assert status == 0
-    assert "imageUri: trainyard:cpu\n" in out
-    said = (
-        "WARNING: trainyard:cpu is a local name of Trainyard's, which names no registry: 'trainyard job rehearse' can"
-    )
-    assert said in " ".join(err.split())
-    assert "no platform can pull it: 'trainyard push' it, give '--registry'" in " ".join(err.split())
+LOCAL, LOOPBACK = "is a local name of Trainyard's, which names no registry", "is at a registry on this machine"
+
+
+@pytest.mark.parametrize("platform", [one.name for one in platforms.PLATFORMS])
+@pytest.mark.parametrize(("image", "where"), [("trainyard:c", LOCAL), ("localhost:5000/a/b:c", LOOPBACK)])
+def test_a_job_of_an_image_that_only_this_machine_has_is_written_with_a_warning_and_not_submitted(
+    trainyard: Command, monkeypatch: pytest.MonkeyPatch, platform: str, image: str, where: str
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(type(platforms.by_name(platform)), "submit", lambda *_, **__: sent.append(platform) or START)
+    words = ["job", "--platform", platform, "--image", image]
+    words += ["--accelerator", "v5litepod-4"] if platform == "tpu-vm" else []
+    status, out, err = trainyard(*words)
+    assert status == 0 and image.removeprefix("localhost:5000/") in out
+    assert f"WARNING: {image} {where}: {image_rules.WHO_RUNS_IT}: {image_rules.PUSH_IT}, and give '--regis" in err
+    own = platform in ("gke", "kubeflow", "slurm") and where == LOOPBACK  # a cluster may be on this machine, too
+    status, out, err = trainyard(*words, "--submit")
+    assert (status, out, sent) == (0 if own else 2, "", [platform] if own else [])
+    assert own or (err.startswith(f"job: {image} {where}: ") and err.count("\n") == 1)
+
+
+START = Submission("x", "SUCCEEDED")
+
+
+def test_a_job_on_gke_of_an_image_at_a_registry_on_this_machine_is_not_submitted(trainyard: Command) -> None:
+    words = ["job", "--platform", "gke", "--image", "localhost:5000/a/b:c", "--accelerator", "L4", "--submit"]
+    assert trainyard(*words)[0] == 2
+
+
+def test_a_converted_job_of_an_image_that_only_this_machine_has_is_not_submitted(
+    tmp_path: Path, trainyard: Command
+) -> None:
+    path = tmp_path / "old.yaml"
+    path.write_text("trainingInput: {scaleTier: BASIC, region: us-central1, masterConfig: {imageUri: 'trainyard:c'}}\n")
+    status, _, err = trainyard("job", "--platform", "vertex", "--from", str(path), "--submit")
+    assert status == 2 and f"trainyard:c {LOCAL}" in err
 
 
 def test_reasons_of_waiting_pods_are_shown() -> None:
@@ -946,8 +985,7 @@ def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehe
     status, out, err = trainyard("job", "cpu", "--platform", platform, "--registry", "localhost:5000/ml")
     image = "localhost:5000/ml/trainyard:cpu-2.15.0"
     assert status == 0 and image in out
-    said = f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it, but no platform"
-    assert said in " ".join(err.split())
+    assert f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it" in err
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def check_options(platform: Platform, request: Request, name: str | None = None)
     elif name and (wrong := kubernetes_names.dns_1123_subdomain(name)):
         raise UserError(f"'--name {name}' is no name of a Kubernetes object: {wrong}, as in {object_name(name)}")
     if not (platform.name == "ai-platform" and request.tpu):  # its TPUs were separate from the image's machine
-        check_device(request)
+        check_device(request, platform, PLATFORMS)
     for row in ROWS:
         if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
             instead = _INSTEAD.get((platform.name, row.name), "")

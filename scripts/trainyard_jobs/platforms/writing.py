@@ -6,18 +6,20 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import UserError, nearest
+from trainyard.oci.transport import is_loopback
+from trainyard_jobs.kubernetes.gke_objects import is_for_gke
 from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
-from trainyard_jobs.model.request import Request
+from trainyard_jobs.model.request import Gpus, Request
 from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.platforms.base import Platform, RenderedJob
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.image import only_here, targets
+from trainyard_jobs.rules.image import PUSH_IT, WHO_RUNS_IT, named, only_here, targets
 from trainyard_jobs.schema import job_file
 
 #: How a cluster gets the networks and the NCCL plugin of its GPU machines.
@@ -57,12 +59,18 @@ def expected_contents(request: Request) -> Mapping[str, Contents | None]:
     return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
 
 
-def check_device(request: Request) -> None:
+def _takes(platform: Platform, request: Request, **machine: Any) -> bool:
+    try:
+        return bool(platform.write(Request(request.name, request.image, request.spec, **machine)))
+    except UserError:
+        return False
+
+
+def check_device(request: Request, platform: Platform, platforms: Iterable[Platform]) -> None:
     """Check that the image of a target is for the accelerator that a job asks for, or for CPUs if it asks for none.
 
     Raises:
-        UserError: it is for another, or has no code for the GPUs; the line names the option that is missing, or the
-            targets with trainers for the same framework.
+        UserError: it is for another, or has no code for the GPUs; the line names what fits, of all ``platforms``, too.
     """
     contents = expected_contents(request).get(request.image)
     own = machines.table().ai_platform_machines.get(request.machine or "", "")  # some have GPUs
@@ -73,8 +81,13 @@ def check_device(request: Request) -> None:
     known = f"an image for {image.upper()}s: {framework} (by {contents.source})"
     fitting = f"targets for {asked.upper()}s: {', '.join(targets(framework, asked))}"
     if asked == "cpu" != image:
-        example = f"'--accelerator {'L4' if image == 'gpu' else 'v5litepod-4'}'"
-        raise UserError(f"no '--accelerator', and {known}: say which, as in {example} ('--image' takes any); {fitting}")
+        gpus, tpu = (Gpus("NVIDIA_TESLA_T4", 1), None) if image == "gpu" else (None, machines.slice_of("v5litepod-4"))
+        having = [one.name for one in platforms if _takes(one, request, gpus=gpus, tpu=tpu)]
+        fix = f"say which, as in '--accelerator {'T4' if gpus else 'v5litepod-4'}'"
+        if platform.name not in having:
+            fix = f"'--platform {platform.name}' has none for it; these have: {', '.join(having)}"
+        fix += f"; {fitting}; '--image' takes any" if _takes(platform, request) else ""
+        raise UserError(f"no '--accelerator', and {known}: {fix}")
     if asked != image:
         raise UserError(f"invalid job: a {asked.upper()} job with {known}: {fitting}")
     misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
@@ -95,10 +108,18 @@ def check_machine(request: Request) -> None:
         raise UserError(f"{what}: correct it, or say with '--accelerator' which GPUs it has")
 
 
-def local_image(request: Request) -> str:
-    """Return a line about an image that only this machine has; empty for another. Such a job can be rehearsed."""
-    what = "'trainyard job rehearse' can run it, but no platform can pull it: 'trainyard push' it, give '--registry'"
-    return f"{request.image} is {place}: {what}" if (place := only_here(request.image)) else ""
+def local_images(platform: Platform, job: RenderedJob, *, submit: bool) -> Iterator[str]:
+    """Yield a line for each image that only this machine has; a :class:`UserError` if it is submitted where none is."""
+    images, own = {job.request.image}, platform.name == "slurm"  # may be on this machine, as a cluster of Kubernetes
+    if platform.kinds or platform.in_kubernetes:
+        parsed = job_file.parse(job.text, Path(platform.file_name))
+        images = {one.reference for one in named(Evidence(parsed, "", {}))}
+        own = platform.in_kubernetes and not is_for_gke(parsed.documents)
+    for image in sorted(filter(only_here, images)):
+        line = f"{image} is {only_here(image)}: {WHO_RUNS_IT}: {PUSH_IT}, and give '--registry'"
+        if submit and not (own and is_loopback(image)):
+            raise UserError(line)
+        yield line
 
 
 def machine_notes(request: Request) -> tuple[str, ...]:

@@ -30,6 +30,10 @@ from trainyard_jobs.schema.kubernetes_defaults import mapping
 #: Days before the last day of an image from which it is named.
 NOTICE = 60
 
+#: Who can run an image that is only on this machine, and what to do about it.
+WHO_RUNS_IT = "'trainyard job rehearse' can run it, and a cluster that was given it, but no other machine"
+PUSH_IT = "push it ('trainyard push') to a registry that the platform reaches"
+
 #: TPU generation -> framework -> first version that supports it on Vertex AI, None if no version does
 #: (https://cloud.google.com/vertex-ai/docs/training/training-with-tpu-vm).
 _FIRST: dict[str, dict[str, str | None]] = {
@@ -163,16 +167,10 @@ def images_can_be_pulled(job: Evidence) -> Iterator[Finding]:
     https://kind.sigs.k8s.io/docs/user/local-registry/ and https://kind.sigs.k8s.io/docs/user/quick-start/#loading-an-image-into-your-cluster.
     """
     elsewhere = job.job.kind in GOOGLE or gke_objects.is_for_gke(job.job.documents)
+    severity = Severity.CANNOT_START if elsewhere else Severity.NOTE
     for reference, at in {image.reference: image.at for image in reversed(list(named(job)))}.items():
         if place := only_here(reference):
-            where = "a machine of the platform lacks it" if elsewhere else "so does a cluster that was given it"
-            yield Finding(
-                at,
-                f"{reference} is {place}",
-                f"'trainyard job rehearse' runs it; {where}",
-                "push it ('trainyard push') to a registry that the platform reaches",
-                severity=Severity.CANNOT_START if elsewhere else Severity.NOTE,
-            )
+            yield Finding(at, f"{reference} is {place}", WHO_RUNS_IT, PUSH_IT, severity=severity)
 
 
 def only_here(reference: str) -> str:

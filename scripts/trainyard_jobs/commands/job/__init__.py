@@ -91,8 +91,8 @@ def command(
     Without TARGET, in a repository with a trainyard.yaml, it runs the repository's own command in the image that was
     pushed last. With --code, the repository's code replaces that of the image first: no engine is needed.
 
-    The job has passed 'trainyard job check'. With --submit it is submitted instead, and the exit status is 0 only if it
-    succeeds; Ctrl-C stops following its log and leaves it running.
+    The job has passed 'trainyard job check', but for its image. --submit submits it instead, unless only this machine
+    has the image; the exit status is 0 only if it succeeds; Ctrl-C stops following its log and leaves it running.
     """
     import dataclasses
     import shlex
@@ -120,11 +120,9 @@ def command(
         if code:
             given |= _push_code(context, code, given)
         parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
-        if warning := writing.local_image(parsed):
-            console.warn(warning)
         platforms.check_options(chosen, parsed, given["name"])
         rendered = chosen.write(parsed, file)
-    for warning in rendered.warnings:
+    for warning in (*writing.local_images(chosen, rendered, submit=submit), *rendered.warnings):
         console.warn(warning)
     for note in rendered.notes:
         console.say(note)
