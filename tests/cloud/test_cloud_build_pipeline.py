@@ -30,8 +30,8 @@ from trainyard.release import claims
 def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
     target: str,
     miniature: Miniature,
-    gcloud: Gcloud,
-    cloud: CloudBuild,
+    gcloud: Gcloud,  # noqa: F811
+    cloud: CloudBuild,  # noqa: F811
     local_registry: str,  # noqa: F811
 ) -> None:
     """It takes 50 s with cached layers and 5 minutes without them (tf-cpu, 2 cores, 2026-11).
