@@ -498,8 +498,9 @@ def _refuse_alone(env: Mapping[str, str]) -> None:
 
     A size of 1 of any source says that the node is alone. In a batch script of Slurm they are for the steps.
     """
-    several, ours = _number(env, "WORLD_SIZE", 1) > 1, ("MEGASCALE_NUM_SLICES", "BATCH_TASK_COUNT", "CLOUD_RUN_TASK_COUNT")
-    sizes = [size for _, size in RANKS if not several or size not in ours]  # of slices or tasks, not of processes
+    several = _number(env, "WORLD_SIZE", 1) > 1
+    of_tasks = ("MEGASCALE_NUM_SLICES", "BATCH_TASK_COUNT", "CLOUD_RUN_TASK_COUNT")  # which have processes of their own
+    sizes = [size for _, size in RANKS if not (several and size in of_tasks)]
     if text(env, "SLURM_JOB_ID") or any(_number(env, size, 0) == 1 for size in sizes):
         return
     what, head = f"WORLD_SIZE is {text(env, 'WORLD_SIZE')[:20]}", text(env, "MASTER_ADDR")
