@@ -359,6 +359,26 @@ def test_a_package_whose_metadata_is_a_hard_link_is_listed() -> None:
     assert found.size == 3
 
 
+@pytest.mark.parametrize("removed", ["opt/site/.wh.a-1.0.dist-info", "opt/.wh.site", "opt/site/.wh..wh..opq"])
+def test_a_package_that_an_upper_layer_removes_is_not_listed(removed: str) -> None:
+    def layer(*files: tuple[str, str]) -> inventory.LayerPackages:
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w") as tar:
+            for path, name in files:
+                text = f"Name: {name}\nVersion: 1.0\n".encode()
+                member = tarfile.TarInfo(path)
+                member.size = len(text)
+                tar.addfile(member, io.BytesIO(text))
+        made.seek(0)
+        return inventory.read_layer(io.BufferedReader(made))  # type: ignore[arg-type]
+
+    lower = layer(("opt/site/a-1.0.dist-info/METADATA", "a"), ("opt/lib/b-1.0.dist-info/METADATA", "b"))
+    upper = layer((removed, ""), ("opt/other/c-1.0.dist-info/METADATA", "c"))
+    summaries = tuple(inventory.LayerSummary(name, "", name, 0, 0) for name in ("lower", "upper"))
+    image = inventory.Image("x", "", {}, {}, summaries, {"lower": lower, "upper": upper})
+    assert list(image.python()) == ["b", "c"]
+
+
 def test_a_header_of_a_layer_may_not_be_as_long_as_it_likes() -> None:
     header = tarfile.TarInfo("pax")
     header.type, header.size = tarfile.XHDTYPE, 200 << 20

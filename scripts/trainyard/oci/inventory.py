@@ -37,12 +37,23 @@ _RELEASE = ("etc/os-release", "usr/lib/os-release")
 
 @dataclass
 class LayerPackages:
-    """Contents of a layer; ``size`` in bytes, ``debian`` and ``release`` are None if it does not store their files."""
+    """Contents of a layer; ``size`` in bytes, ``debian`` and ``release`` are None if it does not store their files.
+
+    Attributes:
+        folders: canonical name -> .dist-info folder of each of ``python``.
+        removed: paths that the layer hides (whiteouts).
+    """
 
     size: int = 0
     python: dict[str, InstalledPackage] = field(default_factory=dict)
     debian: tuple[InstalledPackage, ...] | None = None
     release: dict[str, str] | None = None
+    folders: dict[str, str] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+
+    def hides(self, path: str) -> bool:
+        """Return whether the layer removes a path of the layers below it, or a folder above that."""
+        return any(f"{path}/".startswith(f"{removed}/") for removed in self.removed)
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,11 @@ class Image(Configured):
     def python(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
         """Return canonical name -> package, of the layers ``among`` (diff ids), or of all."""
         packages: dict[str, InstalledPackage] = {}
+        folders: dict[str, str] = {}
         for _, contents in self._read(among):
-            packages |= contents.python
+            hidden = [name for name, folder in folders.items() if contents.hides(folder)]
+            packages = {name: package for name, package in packages.items() if name not in hidden} | contents.python
+            folders = {name: folder for name, folder in folders.items() if name not in hidden} | contents.folders
         return dict(sorted(packages.items()))
 
     def debian(self, among: Iterable[str] | None = None) -> dict[str, InstalledPackage]:
@@ -126,10 +140,13 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
     for tar, member in image_store.members(stream, expected):
         path = posixpath.normpath(member.name).lstrip("/")
         folder, name = posixpath.split(path)
+        if name.startswith(".wh."):  # https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
+            found.removed.add(folder if name == ".wh..wh..opq" else posixpath.join(folder, name.removeprefix(".wh.")))
         metadata = name == "METADATA" and folder.endswith(".dist-info")
         if metadata and member.islnk():  # the file was passed: the folder has the name and the version
             project, _, version = posixpath.basename(folder).removesuffix(".dist-info").partition("-")
             found.python[canonicalize_name(project)] = InstalledPackage(project, version)
+            found.folders[canonicalize_name(project)] = folder
         if not member.isreg():
             continue
         found.size += member.size
@@ -140,6 +157,7 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
         if metadata:
             package = python_package(text)
             found.python[canonicalize_name(package.name)] = package
+            found.folders[canonicalize_name(package.name)] = folder
         elif path == _STATUS:
             found.debian = debian_packages(text)
         else:
