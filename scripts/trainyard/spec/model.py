@@ -663,7 +663,11 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
     own = replace(described, given_data="").data
     out = own and leads_out(own, workspace.git_root(path.parent))
     if document.smoke and own and (out or not own.is_dir()):
-        more = ": remove it, and give one from outside of the repository with 'trainyard image --data'" if out else ""
+        more = (
+            ": remove it, and give one from outside of the repository with 'trainyard image --data <folder>'"
+            if out
+            else ""
+        )
         refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}{more}")
     return RepositorySpec.model_construct(
         **inherited

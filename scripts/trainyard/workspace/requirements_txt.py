@@ -48,7 +48,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
         line = Line(text, path, number, frozenset(one.removeprefix("sha256:") for one in hashes))
         if wrong := [one for one in hashes if not _HASH.fullmatch(one)]:
             raise UserError(
-                f"{line.where}: '--hash={wrong[0]}' is no hash that pip takes: write sha256: and 64 hexadecimal digits"
+                f"{line.where}: {wrong[0]!r} is no hash that pip takes: write sha256: and 64 hexadecimal digits"
             )
         if hasattr(entry, "options") and not hasattr(entry, "req"):
             found.require_hashes = line.where if "require_hashes" in entry.options else found.require_hashes
