@@ -297,7 +297,7 @@ def test_a_repository_is_created_once_with_its_cleanup_policy(cloud: CloudBuild)
     assert made["format"] == "DOCKER"
     assert made["dockerConfig"] == {"immutableTags": True}
     condition = made["cleanupPolicies"]["delete-untagged"]["condition"]
-    assert (condition["tagState"], condition["olderThan"]) == ("UNTAGGED", f"{30 * 86400}s")
+    assert (condition["tagState"], float(condition["olderThan"].removesuffix("s"))) == ("UNTAGGED", 30 * 86400)
     assert made["cleanupPolicies"]["keep-newest"]["mostRecentVersions"] == {"keepCount": 20}
     assert made["cleanupPolicyDryRun"] is False
     assert artifact_registry.create(PLACE, immutable=True) is False, "a second run changes nothing"
