@@ -452,7 +452,7 @@ def _resolved_for_platform(
     for index, pinned in frameworks.items():
         if lines := contradictions.excluding(spec, wanted, versions(pinned)):
             raise contradictions.contradiction(spec, lines[0], versions(pinned))
-        if index == DEFAULT and not spec.framework_in_base:  # others have other files; those of a base have no hashes
+        if index == DEFAULT and "--hash=" in pinned:  # others have other files; what a base has, has no hashes
             _check_hashes(spec, wanted, locks.parse(pinned))
         try:
             rest = _requirements(replace(request, framework=versions(pinned)), spec, previous, index)
