@@ -1,5 +1,5 @@
-"""A repository that somebody else made runs nothing on this host, writes and reads nothing outside of itself, and has
-no password in what is copied into its image."""
+"""Check that an untrusted repository runs no code on this host, that no file outside it is read or written, and that no
+password is copied into its image."""
 
 from __future__ import annotations
 

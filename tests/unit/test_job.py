@@ -190,7 +190,7 @@ def test_the_preflight_is_an_option_before_the_trainer_on_every_platform(write: 
 def test_no_platform_gets_a_job_of_an_image_for_an_accelerator_that_asks_for_none(
     refused: Callable[..., str], write: Write, platform: str, target: str, others: str
 ) -> None:
-    """What the line advises is not refused next."""
+    """Check that the accelerator the error advises is accepted."""
     line = refused("--platform", platform, target)
     assert "no '--accelerator', and an image for " in line and f"(by images/{target}/image.yaml)" in line
     if example := re.search(r"as in '--accelerator ([\w-]+)'", line):

@@ -1,4 +1,4 @@
-"""What an image's Python reports may be anything: it becomes one line, and its container has limits and an end."""
+"""Check that any report of an image's Python becomes one line, and that its container has limits and an end."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def test_the_observer_never_fails(tmp_path: Path) -> None:
 
 
 def watched(folder: Path, program: str, code: str) -> list[str]:
-    """What the observer writes of a program in ``code``, which imports a package beside it, in about a second."""
+    """Return the observer's records of a program in ``code`` that imports a package beside it for about a second."""
     observer, own = folder / "observer", folder / code
     (observer / "started").mkdir(parents=True)
     shutil.copy(network_observer.__file__, observer / "sitecustomize.py")
@@ -430,7 +430,7 @@ def test_the_closing_command_of_an_own_trainer_asks_nothing_of_it() -> None:
 
 
 def told(spec: model.Spec, said: bool | None, **more: bool) -> bool:
-    """Whether the smoke test of a repository has a network, by a command that was told so, or not, or nothing."""
+    """Return whether a repository's smoke test has a network, given ``smoke_network=said``."""
     context = dataclasses.replace(spec.context, smoke_network=said, **more)
     return smoke_test.network_of(spec.model_copy(update={"context": context}))
 

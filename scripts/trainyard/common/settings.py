@@ -78,7 +78,7 @@ _OF_GIT_HOOKS = re.compile(
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """The environment of a child process: this process's without what a git hook is told, with ``changes``."""
+    """Return the environment of this process without the variables git sets for hooks, and with ``changes``."""
     return {name: value for name, value in os.environ.items() if not _OF_GIT_HOOKS.fullmatch(name)} | changes
 
 

@@ -6,7 +6,7 @@ allows one (``network_of`` in :mod:`trainyard.image.smoke_test`). /data holds th
 /output is an empty folder that it may write to. How far it is tested depends on trainyard.yaml:
 
 started
-    There is no ``smoke``: it is started with ``--help``, and ended after 20 seconds of its own code, without imports.
+    Without ``smoke`` settings, the command runs with ``--help`` and is stopped after 20 seconds, not counting imports.
 ran
     It ends with status 0 within ``smoke.timeout``, or is alive after ``smoke.for`` seconds.
 trained
@@ -50,8 +50,9 @@ from trainyard.spec.yaml_source import relative
 
 logger = logging.getLogger(__name__)
 
-#: Seconds of its own code after which a command that ignores ``--help`` is ended (three times as many for one that has
-#: no Python), and how long that may take in all: importing a framework takes up to 10 on 2 cores, over 20 on busy ones.
+#: Seconds, not counting imports, after which a command that ignores ``--help`` is stopped (three times as many if it
+#: does not start Python), and the most seconds in all: importing a framework takes up to 10 on 2 cores,
+#: over 20 on busy ones.
 HELP_SECONDS, IMPORT_SECONDS = 20, 300
 
 #: What a failure with ``--help`` says, unless something else is known to do.

@@ -169,7 +169,7 @@ def described(facts: Mapping[str, Any]) -> str:
 
 
 def network_of(spec: Spec) -> bool:
-    """Return whether this host was told last that the command of this folder may use a network, or raise UserError."""
+    """Return whether the smoke test has a network: the last option given on this host for this folder decides."""
     given, path, folder = spec.context.smoke_network, spec.kept / "smoke-network", str(spec.folder.resolve())
     if given and not spec.run:
         raise UserError(f"--smoke-network is for the command of a repository, and {spec.target} has none: leave it out")

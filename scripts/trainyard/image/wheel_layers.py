@@ -52,7 +52,7 @@ class WheelLayer:
 
     @property
     def mixed(self) -> bool:
-        """Whether a package may have no wheel, and is built then. A large one of a target must have one."""
+        """Return whether packages without a wheel are built from source; a target's large packages must have wheels."""
         return self.private or self.stage.startswith(SEVERAL)
 
     @property

@@ -286,7 +286,7 @@ def _note(found: LayerFiles, path: str, file: File, opened: Callable[[], IO[byte
     if certificates := secret_scan.certificates(data):
         found.bundles.append(Bundle(path, certificates, sha))
     site = posixpath.dirname(folder)
-    # Not of what another package brings in a folder of its own, as setuptools does, and did not install.
+    # Only installed packages: setuptools, for one, vendors packages with their own .dist-info folders.
     if name == "RECORD" and folder.endswith(".dist-info") and site.endswith(("-packages", "opt/requirements")):
         for listed, sha in _record(data, site):
             found.records.setdefault(listed, []).append(sha)

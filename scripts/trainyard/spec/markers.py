@@ -17,10 +17,10 @@ Fits = Callable[[Marker | str | None], bool]
 
 
 def requirement(text: str) -> Requirement:
-    """Return a requirement that somebody else wrote.
+    """Parse a requirement from a user's file.
 
     Raises:
-        InvalidRequirement: it is none, or ``packaging`` cannot handle it.
+        InvalidRequirement: the text is not a requirement, or ``packaging`` cannot handle it.
     """
     try:
         if re.search(rf"\d{{{LONGEST_NUMBER}}}", text):

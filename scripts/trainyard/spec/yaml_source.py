@@ -23,7 +23,7 @@ from trainyard.spec.units import in_units
 #: Path of a value in a document: keys and list positions from its top.
 Location = tuple[int | str, ...]
 
-#: Most bytes of a file of text that somebody else wrote: settings, requirements, a lock, a job. A uv.lock has 2 kB for
+#: Most bytes of a user's text file: settings, requirements, a lock, a job. A uv.lock has 2 kB for
 #: each package.
 LARGEST = 10 * 10**6
 
@@ -49,7 +49,7 @@ def relative(path: Path) -> str:
 
 
 def content(path: Path) -> bytes:
-    """Return the bytes of a file that somebody else wrote.
+    """Read the bytes of a user's file.
 
     Named pipes and devices, which could be waited for without end, are not read, nor more than :data:`LARGEST`.
 

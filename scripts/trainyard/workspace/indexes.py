@@ -242,7 +242,7 @@ def _netrc_of_user(host: str) -> tuple[str, str] | None:
 
 
 def _answer(command: list[str]) -> str:
-    """What a program prints; empty if it fails. It reads no settings and modules of the repository."""
+    """Return a program's output, or nothing if it fails; it runs in ``/``, away from the repository's files."""
     options: dict[str, Any] = {"timeout": _KEYRING_TIMEOUT, "stdin": subprocess.DEVNULL, "cwd": "/"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
