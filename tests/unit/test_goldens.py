@@ -6,6 +6,7 @@ beside their specs, and `make check` compares them.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from unittest import mock
 
 import click
 import pytest
+import yaml
 from tests import workspaces
 from tests.goldens import transcript
 from tests.goldens.transcript import FOLDER, ROOT
@@ -26,8 +28,14 @@ from tests.unit.corpus import google_jobs, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
 from trainyard import cli
+from trainyard.image import repository_lock
+from trainyard.spec import model
 
 Command = Callable[..., tuple[int, str, str]]
+
+#: Examples that are users' repositories.
+REPOSITORIES = ("gpt", "keras", "lora", "maxtext")
+
 COMMANDS = sorted(path.stem for path in (FOLDER / "commands").glob("*.txt"))
 
 #: The release of a nightly, which changes with the locks, and a file of the product, which may move.
@@ -96,6 +104,37 @@ def test_every_command_has_a_transcript(trainyard: Command) -> None:
     listed = re.findall(r"^  ([a-z][a-z -]+?)  ", help_, re.MULTILINE)
     names = {cli.trainyard.get_command(click.Context(cli.trainyard), name).callback.__module__ for name in listed}
     assert {name.rpartition(".")[2].replace("_", "-") for name in names} <= set(COMMANDS)
+
+
+def _short(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe in fewer lines: packages of a layer in one, names of the inputs of the image alone."""
+    layers = {
+        layer["stage"]: [f"{len(layer['pins'])} packages", hashlib.sha256(json.dumps(layer).encode()).hexdigest()[:16]]
+        for layer in recipe["layers"]
+    }
+    inputs = [name for name in recipe["inputs"] if not name.startswith(("trainers/", "launcher/"))]
+    return recipe | {
+        "layers": layers,
+        "inputs": inputs,
+        "base": recipe["base"] | {"packages": len(recipe["base"]["packages"])},
+    }
+
+
+@pytest.mark.parametrize("name", [*sorted(model.targets()), *REPOSITORIES])
+def test_every_fact_of_an_image(name: str, run: transcript.Run, normalize: Callable[[str], str], update: bool) -> None:
+    target = name
+    if name in REPOSITORIES:
+        target = f"examples/{name}"
+        workspaces.lock_without_resolution(target)
+        spec = workspaces.repository(target)  # the lock says that another Trainyard wrote it
+        spec.lock_file.write_text(spec.lock_file.read_text().replace("00000000", repository_lock.contents(spec)))
+    status, out, error = run({}, ["trainyard", "dev", "plan", target, "--json"])
+    if status:
+        text = error
+    else:
+        recipes = [_short(recipe) for recipe in json.loads(out)["recipes"]]
+        text = yaml.safe_dump_all(recipes, width=118, sort_keys=False, default_flow_style=None)
+    transcript.compare(f"recipes/{name}.yaml", normalize(text), update=update)
 
 
 #: File and line at the start of a message.
