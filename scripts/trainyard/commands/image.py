@@ -77,7 +77,7 @@ def command(
 
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
-    from trainyard.image import fallback
+    from trainyard.image import fallback, planning, workspace_files
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.release import events as progress
@@ -89,32 +89,37 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         if reason:
             console.warn(reason)
         docker_engine.set_up_in_checkout()
-        made = candidate.make(spec, emit=emit, show=console.show, **how)
+        with planning.planned(spec) as plan:
+            made = candidate.make(plan, workspace_files.on_host(spec), emit=emit, show=console.show, **how)
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise
-    found = {name: facts for name, facts in made.items() if name != "plan"}
-    emit("ready", result=found)
-    _answer(made, candidate.closing_command(spec, made["smoke"], target))
-    return found | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
+    emit("ready", result=made)
+    _answer(made, candidate.closing_command(plan.recipe, made["smoke"], target, context.data))
+    return made | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}
 
 
 def _from(context: Context, target: str | None, reference: str) -> dict[str, Any]:
     from trainyard.common import console
+    from trainyard.image import recipes
+    from trainyard.image.smoke_failure import HostFiles
     from trainyard.oci import docker_engine
     from trainyard.release import candidate
+    from trainyard.release.candidate import Repository
     from trainyard.spec import workspace
     from trainyard.spec.model import load
 
-    spec = None
+    repository = None
     if target or workspace.find():
         loaded = load(target, context=context)
         spec = loaded.repository(
             f"--from takes no target of the catalogue: {loaded.target} is built from {loaded.where}; give the folder "
             f"of a {workspace.FILE}, or nothing"
         )
+        files = HostFiles(spec.workspace.file, spec.workspace.data, bool(spec.workspace.given_data))
+        repository = Repository(spec.local_name, files, tuple(spec.run or ()), recipes.command_test(spec))
     docker_engine.set_up_in_checkout()
-    made = candidate.from_reference(reference, spec, context, show=console.show)
+    made = candidate.from_reference(reference, repository, context, show=console.show)
     _answer(made, made["run"])
     return made
 

@@ -12,7 +12,9 @@ from trainyard.common import options
 
 if TYPE_CHECKING:
     from trainyard.common.context import Context
+    from trainyard.oci.registry import Repository
     from trainyard.oci.statements import Signer, Trust
+    from trainyard.recipe import Named
     from trainyard.release.promotion import Demanded
 
 GROUP = "publish"
@@ -71,7 +73,6 @@ def command(
     from trainyard.common import console, errors
     from trainyard.oci.registry import check_address
     from trainyard.release import predicates, promotion, signers
-    from trainyard.spec.model import load
 
     destination = check_address(to, "--to") if to else None
     if claims and not require_signed:
@@ -84,9 +85,8 @@ def command(
         signer = signers.signer(key, "promote", keyless=keyless, context=context)
         trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote", context=context)
         demanded = _demanded(kinds, signer, trust)
-    made = promotion.promote(
-        load(target, context=context), check_address(registry), image=image, to=destination, demanded=demanded
-    )
+    named, source, version = _image(context, target, check_address(registry), image)
+    made = promotion.promote(named, source, version, to=destination, demanded=demanded)
     if made["claims"]:
         console.say(f"claims that were checked: {', '.join(made['claims'])}")
     for tag, before in made["tags"].items():
@@ -96,6 +96,19 @@ def command(
     if not made["tags"]:
         console.say(f"the tags already point to {made['digest'][:19]}")
     console.result(made, as_json=as_json)
+
+
+def _image(context: Context, target: str | None, address: str, image: str | None) -> tuple[Named, Repository, str]:
+    """Return whose tags are moved, the repository, and the tag or digest of the image there."""
+    from trainyard.image import recipes
+    from trainyard.oci.registry import Repository
+    from trainyard.release import platform_index
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    spec = load(target, context=context)
+    named, repository = recipes.named(spec), Repository(f"{address}/{NAME}", context.state)
+    return named, repository, image or platform_index.version_of_host(named, repository, spec.architecture, context)
 
 
 def _demanded(kinds: Sequence[str], signer: Signer | None, trust: Trust | None) -> Demanded:

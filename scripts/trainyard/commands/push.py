@@ -90,9 +90,12 @@ def command(
 def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, Any]:
     from trainyard.common import console
     from trainyard.release import code_push
+    from trainyard.release.repository_code import RepositoryCode
     from trainyard.spec.units import in_units
 
-    made = code_push.push(spec, code_push.address(spec, registry), image=image)
+    refusal = f"{spec.target} is a target of the catalogue: --code-only is for a folder with a trainyard.yaml"
+    code = RepositoryCode(spec.repository(refusal))
+    made = code_push.push(code, code_push.address(code, registry), spec.context.state, image=image)
     if made["changed"]:
         console.say(f"{made['tag']}: {in_units(made['bytes_uploaded'])} uploaded in {made['seconds']} s; not tested")
     else:
@@ -103,13 +106,16 @@ def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, 
 
 def _push(spec: Any, address: str, signer: Signer | None, allow_untested: bool) -> dict[str, Any]:
     from trainyard.common import console
-    from trainyard.release import audit, publish
+    from trainyard.release import audit, publish, sources
 
-    if len(spec.platforms) == 1 or settings.variable("ARCH"):
-        pushed = publish.push_attached(spec, address, signer, allow_untested=allow_untested)
+    source = sources.of(spec)
+    alone = len(spec.platforms) == 1 or bool(settings.variable("ARCH"))
+    sources.check_own(spec, all_platforms=not alone)
+    if alone:
+        pushed = publish.push_attached(source, address, signer, allow_untested=allow_untested)
         images = {spec.platform: pushed}
     else:
-        pushed = publish.push_all(spec, address, signer, allow_untested=allow_untested)
+        pushed = publish.push_all(source, address, signer, allow_untested=allow_untested)
         images = pushed["images"]
     for image in images.values():
         if image["already_there"]:

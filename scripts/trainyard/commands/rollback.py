@@ -25,11 +25,13 @@ def command(context: Context, target: str | None, registry: str | None, as_json:
     an older image by its immutable tag: 'trainyard promote --image'.
     """
     from trainyard.common import console
-    from trainyard.oci.registry import check_address
+    from trainyard.oci.registry import Repository, check_address
     from trainyard.release import promotion
     from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
 
-    made = promotion.rollback(load(target, context=context), check_address(registry))
+    repository = Repository(f"{check_address(registry)}/{NAME}", context.state)
+    made = promotion.rollback(load(target, context=context).target, repository)
     for tag, (digest, before) in made["tags"].items():
         console.say(f"{made['repository']}:{tag} is {digest[:19]} again, was {before[:19]}")
     console.result(made, as_json=as_json)

@@ -50,7 +50,7 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     found = inventory.find(reference)
     if found.repository is not None:
         inventory.fetch(found, found.repository, found.layers)
-    text = sbom.make(found, spec)
+    text = sbom.make(found)
     if as_json:
         print(text, end="")
         return

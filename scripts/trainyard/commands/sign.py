@@ -12,6 +12,7 @@ from trainyard.common import options
 
 if TYPE_CHECKING:
     from trainyard.common.context import Context
+    from trainyard.oci.registry import Manifest, Repository
     from trainyard.release.claims import Found
 
 GROUP = "publish"
@@ -58,13 +59,13 @@ def command(
     Sigstore's transparency log: both are public.
     """
     from trainyard.common import console, errors
-    from trainyard.release import claims, platform_index, predicates, signers
+    from trainyard.release import claims, predicates, signers
 
     signer = signers.signer(key, "sign", keyless=keyless, context=context)
     trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "sign", context=context)
     if signer is None and trust is None:
         raise errors.UserError(f"{signers.ways_to_sign()} signs, {signers.ways_to_check()} checks: give one")
-    repository, subject = platform_index.image_to_sign(context, target, registry, image)
+    repository, subject = _subject(context, target, registry, image)
     found: dict[str, Any] = {"image": f"{repository.name}@{subject.digest}"}
     if signer is not None:
         found["attached"] = claims.attach(repository, subject, signer, [predicates.signature()])
@@ -76,6 +77,37 @@ def command(
         found["valid"] = claims.signatures(repository, subject.digest, trust, of_platform[""])
         console.say(f"{found['image']}: {found['valid']} valid signature{'s' if found['valid'] != 1 else ''}")
     console.result(found, as_json=as_json)
+
+
+def _subject(
+    context: Context, target: str | None, address: str | None, image: str | None
+) -> tuple[Repository, Manifest]:
+    """Return the repository and the manifest of an image at a registry.
+
+    Args:
+        target: whose local image was pushed to ``address``, ``host[:port]/path``.
+        image: reference of an image at a registry, instead of the two.
+    Raises:
+        UserError: there is no such image, here or at the registry.
+    """
+    from trainyard.common import errors
+    from trainyard.image import recipes
+    from trainyard.oci import inventory
+    from trainyard.oci.registry import Repository, check_address
+    from trainyard.release import platform_index
+    from trainyard.spec.model import load
+    from trainyard.spec.naming import NAME
+
+    if image:
+        repository, version = inventory.at_registry(image)
+    else:
+        spec = load(target, context=context)
+        repository = Repository(f"{check_address(address)}/{NAME}", context.state)
+        version = platform_index.version_of_host(recipes.named(spec), repository, spec.architecture, context)
+    subject = repository.manifest(version)
+    if subject is None:
+        raise errors.UserError(f"{repository.name} has no {version}: push it first")
+    return repository, subject
 
 
 def _show(of_platform: Mapping[str, Sequence[Found]]) -> list[dict[str, Any]]:

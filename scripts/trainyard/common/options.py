@@ -224,6 +224,13 @@ data = option(
     help="Folder that smoke tests read at /data, also from outside of the repository. Default: 'smoke.data'.",
 )
 
+#: ``--recipe``: what an image is compared with, or tested by.
+recipe = option(
+    "--recipe",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The recipe of the image, which the first argument names; then no TARGET and no repository is needed.",
+)
+
 #: ``--trust-config``: the Sigstore instance that certificates are of.
 trust_config = option(
     "--trust-config",

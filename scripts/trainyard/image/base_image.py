@@ -28,8 +28,7 @@ from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
 from trainyard.spec.model import Base, bases
-from trainyard.spec.naming import FILE_EPOCH, NAME
-from trainyard.spec.workspace import FOLDER
+from trainyard.spec.naming import FILE_EPOCH, FOLDER, NAME
 from trainyard.workspace.lines import without_credentials
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from trainyard.common import templates
 from trainyard.common.errors import one_line
 from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.image.wheel_layers import WheelLayer, group
 from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64
@@ -98,8 +98,8 @@ def _environment_lines(spec: Spec) -> str:
 
 def _label_lines(spec: Spec) -> str:
     """The pairs of the LABEL instruction."""
-    pairs = {name: _quoted(value) for name, value in plan.labels(spec).items()}
-    arguments = plan.labels_from_arguments(spec)
+    pairs = {name: _quoted(value) for name, value in facts.labels(spec).items()}
+    arguments = facts.labels_from_arguments(spec)
     pairs |= {name: f'"${{{argument}}}"' for name, argument in arguments.items()}
     pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}=={_version(spec, "${FRAMEWORK_VERSION}")}"'
     return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
@@ -165,7 +165,7 @@ class OtherPython:
 
     @property
     def argument(self) -> str:
-        return plan.python_argument(self.name)
+        return facts.python_argument(self.name)
 
     @property
     def image(self) -> str:
@@ -200,7 +200,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     mounts = "".join(
         f" --mount=type=secret,id={name},target=/run/secrets/{file}" for name, file in spec.secrets.items()
     )
-    pythons = [OtherPython(name) for name in plan.other_pythons(spec)]
+    pythons = [OtherPython(name) for name in facts.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
         "spec_file": one_line(from_root(spec.file, spec.root)),

@@ -14,11 +14,11 @@ from pathlib import Path
 from docker.models.images import Image
 
 from trainyard.common.errors import UserError
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.oci import docker_engine
 from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import LABELS, NAME
+from trainyard.spec.naming import FOLDER, LABELS, NAME
 from trainyard.spec.workspace import COMMAND, Workspace
 from trainyard.workspace import code_files, code_layer
 
@@ -123,7 +123,7 @@ def code_mounts(ws: Workspace) -> dict[Path, str]:
         UserError: one does not exist, or is outside of the git repository.
     """
     places = {path: code_files.destination(ws, path) for path in code_files.folders(ws)}
-    return {path: f"{workspace.FOLDER}/{place}".removesuffix("/.") for path, place in places.items()}
+    return {path: f"{FOLDER}/{place}".removesuffix("/.") for path, place in places.items()}
 
 
 def bind(source: Path, target: str, *, read_only: bool = False) -> str:
@@ -254,7 +254,7 @@ def check_own(spec: Spec, image: Image) -> None:
     built = state.recall(spec.kept, "build", str(image.id)) if f"{LABELS}.config" in labels else None
     if not built or built.get("folder", str(spec.folder)) == str(spec.folder):
         return
-    lock = plan.sha256_of(spec.lock_file) if spec.lock_file.is_file() else ""
+    lock = facts.sha256_of(spec.lock_file) if spec.lock_file.is_file() else ""
     same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (lock, spec.workspace.config_hash)
     if not same or code_changed(spec, labels):
         raise UserError(

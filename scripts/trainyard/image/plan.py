@@ -1,287 +1,82 @@
-"""The build plan of a target: the arguments, labels and tags that local builds and Cloud Build share."""
+"""The plan of a build: the recipe of the image, and what only the build needs."""
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trainyard.common import git, settings
-from trainyard.common.errors import UserError
-from trainyard.common.settings import ROOT
-from trainyard.spec.catalog import debian_bases
-from trainyard.spec.lock import FILE
-from trainyard.spec.model import Spec
-from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME, candidate_tag
-from trainyard.spec.repository_files import leads_out
+from pydantic import BaseModel
+
+from trainyard.common.context import Context
+from trainyard.oci import builder
+from trainyard.recipe import Built, Recipe
+from trainyard.spec.architectures import Architecture
 
 
-@cache
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None outside a repository or without git."""
-    try:
-        found = git.run(folder, *arguments)
-    except FileNotFoundError:
-        return None
-    return found.stdout.decode(errors="replace").strip() if found.returncode == 0 else None
-
-
-@cache
-def _build_facts() -> dict[str, Any]:
-    """``revision`` and ``time`` of the commit that a wheel was built from (scripts/hatch_build.py)."""
-    try:
-        found: dict[str, Any] = json.loads((settings.PACKAGE / "_build.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return found
-
-
-def revision(root: Path = ROOT) -> str:
-    """The commit, with ``-dirty`` if files differ from it; ``unknown`` if there is neither a repository nor a wheel.
-
-    ``TRAINYARD_REVISION`` replaces it: an upload to Cloud Build has no repository.
-
-    Args:
-        root: :attr:`trainyard.spec.model.Spec.root`; by default that of Trainyard, of which the images' files count.
-    """
-    given = settings.variable("REVISION")
-    if given:
-        return given
-    if root == ROOT and settings.CHECKOUT is None:
-        return str(_build_facts().get("revision", "unknown"))
-    commit = _git(root, "rev-parse", "HEAD")
-    if not commit:
-        return "unknown"
-    paths = ["images", "trainers", "launcher"] if root == ROOT else ["."]
-    return f"{commit}-dirty" if _is_changed(root, *paths) else commit
-
-
-def _is_changed(folder: Path, *paths: str) -> bool:
-    """Return whether files of a repository, or of its submodules, differ from its commit."""
-    listed = (_git(folder, "ls-files", "--stage", "-z", "--", *paths) or "").split("\0")
-    modules = (folder / line.partition("\t")[2] for line in listed if line.startswith("160000 "))
-    inner = (module for module in modules if (module / ".git").exists() and not leads_out(module, folder))
-    return bool(_git(folder, "status", "--porcelain", "--", *paths)) or any(_is_changed(each, ".") for each in inner)
-
-
-def source_date_epoch(root: Path = ROOT) -> int:
-    """``SOURCE_DATE_EPOCH`` if set, else the time of the commit of :func:`revision`: seconds since 1970.
-
-    Raises:
-        UserError: the variable is not a number.
-    """
-    given = settings.standard_variable("SOURCE_DATE_EPOCH")
-    if given:
-        if not given.isdigit():
-            raise UserError(f"SOURCE_DATE_EPOCH={given!r} is not a number of seconds since 1970")
-        return int(given)
-    if root == ROOT and settings.CHECKOUT is None:
-        return int(_build_facts().get("time") or FILE_EPOCH)
-    return int(_git(root, "log", "-1", "--format=%ct") or FILE_EPOCH)
-
-
-def _files(folder: Path) -> list[Path]:
-    """What of a folder reaches an image, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-
-
-def inputs(spec: Spec, index: str) -> dict[str, str]:
-    """Return the name -> sha256 of everything that goes into the image.
-
-    That is the rendered Dockerfile, the sections of the lock, the trainers, the launcher, and the image's own trainers
-    or code.
-    """
-    paths = [spec.dockerfile(index), *_files(ROOT / "trainers"), *_files(ROOT / "launcher")]
-    if spec.own_trainers:
-        paths += _files(spec.own_trainers)
-    if spec.has_code:
-        paths.append(spec.build_folder / "code.tar")
-    sections = {f"{FILE} [{kind}]": text.encode() for kind, text in sorted(spec.locked(index).texts.items())}
-    files = {_input_name(spec, path): path.read_bytes() for path in paths}
-    return {name: hashlib.sha256(content).hexdigest() for name, content in (files | sections).items()}
-
-
-def changed_inputs(spec: Spec, index: str, built_from: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the files that are not what they were when an image was built from them.
-
-    Args:
-        built_from: the :func:`inputs` of that build; nothing is known to have changed if it is empty.
-    """
-    if not built_from:
-        return ()
-    now = inputs(spec, index)
-    return tuple(name for name in {**built_from, **now} if built_from.get(name) != now.get(name))
-
-
-def content_hash(spec: Spec, index: str, base: str) -> str:
-    """8 hexadecimal digits that change whenever anything that goes into the image changes.
-
-    Covers the files of :func:`inputs` and the base: two builds with one hash are the same image, so a tag that carries
-    it never needs to move.
-    """
-    digest = hashlib.sha256(f"{index}\n{base}\n".encode())
-    for name, content in inputs(spec, index).items():
-        digest.update(f"{name}\n".encode())
-        digest.update(bytes.fromhex(content))
-    return digest.hexdigest()[:8]
-
-
-def _input_name(spec: Spec, path: Path) -> str:
-    """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
-    if any(path.is_relative_to(ROOT / shared) for shared in ("trainers", "launcher")):
-        return str(path.relative_to(ROOT))
-    folders = [spec.folder, *([spec.own_trainers.parent] if spec.own_trainers else [])]
-    return next((str(path.relative_to(folder)) for folder in folders if path.is_relative_to(folder)), path.name)
-
-
-def other_pythons(spec: Spec) -> list[str]:
-    """Names of the Debian bases, other than the image's, for whose Python the shared layers have byte code."""
-    return sorted(name for name in debian_bases() if name != spec.base)
-
-
-def python_argument(base: str) -> str:
-    """The build argument with the reference of a base of :func:`other_pythons`: ``PYTHON_DEBIAN_12``."""
-    return f"PYTHON_{base.upper().replace('-', '_')}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How one image is built, and its tags.
+class Sources(BaseModel):
+    """Name what a host builds an image from besides the files of its spec.
 
     Attributes:
-        index: name of the package index the framework comes from.
-        base: reference of the base image, with a digest where a registry gave one.
-        base_digest: that digest, or empty.
+        index: name of the package index, ``index_url``: its address; empty for the default index.
+        base: reference of the base image, ``base_digest``: its digest where a registry gave one.
         build_base: reference of the image in which wheels are installed; the base if empty.
-        compile_base: reference of the image in which source distributions are compiled; empty if there are none.
-        pythons: base of :func:`other_pythons` -> reference of its image.
-        notes: every fallback that was taken, a sentence each, for the log and the summary.
-        tag: the immutable tag; with the architecture if the target has several.
-        floating_tags: the tags that `promote` moves.
-        code: diff id of the layer with the user's code; empty for an image of the catalogue.
+        pythons: name of a Debian base, for whose Python shared layers have byte code -> reference of its image.
+        notes: every fallback that was taken, a sentence each.
     """
 
-    spec: Spec
     index: str
     index_url: str
     base: str
     base_digest: str
-    notes: tuple[str, ...]
-    tag: str
-    floating_tags: tuple[str, ...]
-    build_base: str = ""
-    compile_base: str = ""
-    pythons: Mapping[str, str] = field(default_factory=dict)
-    code: str = ""
+    build_base: str
+    pythons: dict[str, str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Describe how one image is built.
+
+    Attributes:
+        recipe: with what this host adds; the file ``recipe.json`` in the context ``recipe`` has it.
+        dockerfile: its path.
+        contexts: name -> folder of the named build contexts.
+        arguments: of the Dockerfile.
+        secrets: id -> text of the secrets of the Dockerfile, ``index_secrets``: options of BuildKit for those of the
+            framework's package index.
+        folder: of the spec.
+        sets_folder: whether the working directory is set in a copy of the base, not by the Dockerfile.
+    """
+
+    recipe: Recipe
+    sources: Sources
+    dockerfile: Path
+    contexts: Mapping[str, str]
+    arguments: Mapping[str, str]
+    secrets: Mapping[str, str]
+    index_secrets: tuple[str, ...]
+    folder: Path
+    sets_folder: bool
+    context: Context
 
     @property
-    def candidate(self) -> str:
-        """The local reference of an image that was built but not yet verified and trained in."""
-        return candidate_tag(self.spec.local_name)
+    def built(self) -> Built:
+        """Return what this host adds to the recipe."""
+        assert self.recipe.built is not None
+        return self.recipe.built
 
     @property
-    def local(self) -> str:
-        """The local reference of the last image that passed everything."""
-        return f"{NAME}:{self.spec.local_name}"
+    def kept(self) -> Path:
+        """Return the folder of what this host keeps about the image."""
+        return self.recipe.kept(self.context.state)
 
-    def build_args(self) -> dict[str, str]:
-        """Values of the Dockerfile's ARGs."""
-        spec = self.spec
-        epoch = source_date_epoch(spec.root)
-        created = datetime.datetime.fromtimestamp(epoch, tz=datetime.UTC)
-        optional = {"COMPILE_BASE": self.compile_base, "INDEX_URL": self.index_url, "CODE": self.code}
-        return (
-            spec.kind.arguments(spec.version, self.build_base or self.base)
-            | {name: value for name, value in optional.items() if value}
-            | {python_argument(name): reference for name, reference in self.pythons.items()}
-            | {argument: sha256_of(spec.lock_file) for argument in spec.lock_labels.values()}
-            | {
-                "BASE": self.base,
-                "BASE_DIGEST": self.base_digest,
-                "INDEX": self.index,
-                "REVISION": revision(spec.root),
-                "CREATED": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "VERSION": self.tag,
-                "SOURCE_DATE_EPOCH": str(epoch),
-            }
-        )
+    def images(self) -> dict[str, Architecture]:
+        """Return reference of each image that the build starts from -> its architecture.
 
-
-_OCI = "org.opencontainers.image"
-
-_LABELS_FROM_ARGUMENTS = {
-    f"{_OCI}.created": "CREATED",
-    f"{_OCI}.revision": "REVISION",
-    f"{_OCI}.version": "VERSION",
-    f"{_OCI}.base.name": "BASE",
-    f"{_OCI}.base.digest": "BASE_DIGEST",
-    f"{LABELS}.index": "INDEX",
-}
-
-
-def labels_from_arguments(spec: Spec) -> dict[str, str]:
-    """Label -> the build argument whose value it takes."""
-    code = {f"{LABELS}.code": "CODE"} if spec.has_code else {}
-    return {**_LABELS_FROM_ARGUMENTS, **spec.lock_labels, **code}
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def labels(spec: Spec) -> dict[str, str]:
-    """The labels that the spec alone decides."""
-    code = spec.device_code
-    known = {
-        **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),
-        **({f"{LABELS}.supported-until": f"{spec.ends[0].day}"} if spec.ends else {}),
-        **({f"{LABELS}.cuda": code.cuda, f"{LABELS}.driver": code.driver, f"{LABELS}.gpus": code.text} if code else {}),
-        f"{_OCI}.title": f"{NAME}/{spec.target}",
-        f"{_OCI}.description": spec.summary,
-        f"{_OCI}.licenses": "Apache-2.0",
-        f"{LABELS}.target": spec.target,
-        f"{LABELS}.accelerator": spec.accelerator,
-        f"{LABELS}.tested": spec.level,
-        f"{LABELS}.framework": f"{spec.framework.name}=={spec.version}",
-        **spec.own_labels,
-    }
-    return {name: text for name, text in known.items() if text}
-
-
-def make_plan(
-    spec: Spec,
-    *,
-    index: str,
-    index_url: str,
-    base: str,
-    base_digest: str,
-    notes: tuple[str, ...],
-    build_base: str = "",
-    compile_base: str = "",
-    pythons: Mapping[str, str] | None = None,
-    code: str = "",
-) -> Plan:
-    """Assemble a plan from the index and the base that this host can reach."""
-    committed = datetime.datetime.fromtimestamp(source_date_epoch(spec.root), tz=datetime.UTC)
-    day = spec.tag_day or committed.strftime("%Y%m%d")
-    tag = f"{spec.version_tag()}-{day}-{content_hash(spec, index, base_digest or base)}"
-    return Plan(
-        spec=spec,
-        index=index,
-        index_url=index_url,
-        base=base,
-        base_digest=base_digest,
-        notes=notes,
-        tag=f"{tag}-{spec.arch}" if len(spec.platforms) > 1 else tag,
-        floating_tags=(spec.target, spec.version_tag()),
-        build_base=build_base,
-        compile_base=compile_base,
-        pythons=pythons or {},
-        code=code,
-    )
+        That is the building machine's, and for the base that of the image.
+        """
+        sources, architecture = self.sources, self.recipe.architecture
+        machine = builder.current(self.context.builder).machine(architecture)
+        started = {sources.build_base or sources.base, *sources.pythons.values()} - {"tools"}
+        return dict.fromkeys(started, machine) | {sources.base: architecture}

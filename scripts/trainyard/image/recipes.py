@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard import recipe
-from trainyard.image import dockerfile, plan, workspace_files
+from trainyard.common.errors import UserError
+from trainyard.image import dockerfile, facts, workspace_files
+from trainyard.image.smoke_command import STARTED
+from trainyard.oci import layers
 from trainyard.recipe import Recipe
 from trainyard.spec import framework, lock
-from trainyard.spec.model import Spec, each_platform
+from trainyard.spec.model import Spec, each_platform, relative, requirements_of
 from trainyard.spec.naming import LABELS
 
 
@@ -31,62 +37,115 @@ def _base(spec: Spec) -> recipe.Base:
 
 
 def _layers(spec: Spec, index: str) -> tuple[recipe.Layer, ...]:
-    layers = tuple(
-        recipe.Layer(stage=layer.stage, index=layer.index, private=layer.private, pins=_pins(layer.pins))
-        for layer in dockerfile.wheels(spec, index)
-    )
-    if "requirements" in spec.kind.layered:
-        return layers
-    pins = _pins(spec.locked(index).requirements)
-    return (*layers, recipe.Layer(stage="requirements", index=False, private=bool(spec.secrets), pins=pins))
+    """Return the layers of the rendered Dockerfile, with the pins of each."""
+    below, copies = layers.stages(spec.dockerfile(index).read_text(encoding="utf-8"))
+    wheels = {layer.stage: layer for layer in dockerfile.wheels(spec, index)}
+    locked = spec.locked(index)
+    pins: dict[str, Sequence[lock.Pin]] = {stage: layer.pins for stage, layer in wheels.items()}
+    pins |= {"requirements": locked.requirements, "compiled": lock.parse(locked.text("compiled"))}
+
+    def layer(stage: str, instruction: Any, *, copied: bool) -> recipe.Layer:
+        known = wheels.get(stage)
+        return recipe.Layer(
+            stage=stage,
+            instruction=instruction,
+            copied=copied,
+            pins=_pins(pins.get(stage, ())),
+            index=bool(known and known.index),
+            private=known.private if known else bool(spec.secrets and pins.get(stage)),
+        )
+
+    return (*(layer(*made, copied=False) for made in below), *(layer(name, "COPY", copied=True) for name in copies))
 
 
-def _test(spec: Spec) -> recipe.Training | recipe.Command:
-    if not spec.run:
-        smoke = spec.smoke
-        return recipe.Training(trainer=smoke.trainer, accuracy=smoke.accuracy, epochs=smoke.epochs)
-    run = spec.workspace.document.smoke
-    if run is None:
-        return recipe.Command(args=None, data=False, expect=None, seconds=None, resume=False, timeout=600)
+def _training(spec: Spec) -> recipe.Training:
+    smoke, package = spec.smoke, spec.trainers.package
+    return recipe.Training(package=package, trainer=smoke.trainer, accuracy=smoke.accuracy, epochs=smoke.epochs)
+
+
+def command_test(spec: Spec) -> recipe.Command:
+    """Return how the smoke test runs the command of a user's repository."""
+    smoke = spec.workspace.document.smoke
+    if smoke is None:
+        return STARTED
     return recipe.Command(
-        args=tuple(run.args),
-        data=bool(run.data),
-        expect=run.expect,
-        seconds=run.seconds,
-        resume=run.resume,
-        timeout=run.timeout,
+        args=tuple(smoke.args),
+        data=bool(smoke.data),
+        expect=smoke.expect,
+        seconds=smoke.seconds,
+        resume=smoke.resume,
+        timeout=smoke.timeout,
     )
 
 
-def make(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
-    """Return the recipe of a spec's image when its framework comes from ``index``.
+def _labels(spec: Spec, index: str, code_layer: str) -> dict[str, str]:
+    """Return the labels that files decide."""
+    labels = facts.labels(spec) | {f"{LABELS}.index": index}
+    labels |= {label: facts.sha256_of(spec.lock_file) for label in spec.lock_labels}
+    return labels | ({f"{LABELS}.code": code_layer} if code_layer else {})
 
-    Raises:
-        UserError: there is no lock for its platform and that index, or its Dockerfile was not rendered.
-    """
-    code, locked = spec.device_code, spec.locked(index)
-    versions = {str(canonicalize_name(name)): version for name, version in framework.versions_of(spec.packages).items()}
-    return Recipe(
+
+def _source(spec: Spec) -> str:
+    """Return the path of the spec's file in its repository; its name if it is in none."""
+    return dockerfile.from_root(spec.file, spec.root) if spec.file.is_relative_to(spec.root) else spec.file.name
+
+
+def _check_pins(spec: Spec, index: str) -> None:
+    """Raise a :class:`UserError` if the lock lacks what the spec pins: the image is built from the lock."""
+    versions = spec.locked(index).versions
+    # A user's requirements may replace those of the target that it extends.
+    for text in [*spec.packages, *([] if spec.lock_labels else requirements_of(spec))]:
+        pin = Requirement(text)
+        locked = versions.get(canonicalize_name(pin.name))
+        if locked is None or not pin.specifier.contains(locked, prereleases=True):
+            raise UserError(
+                f"{spec.where} asks for {text}, and {relative(spec.lock_file)} has {locked or 'none'}: run "
+                f"'{spec.command('lock')}'"
+            )
+
+
+def named(spec: Spec) -> recipe.Named:
+    """Return the name of the images of a spec."""
+    return recipe.Named(
         name=spec.target,
         extends=spec.own_labels.get(f"{LABELS}.extends", ""),
         fallback_for=spec.fallback_for or "",
+        platforms=tuple(spec.platforms),
+        source=_source(spec),
+    )
+
+
+def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
+    """Return the recipe of a spec's image when its framework comes from ``index``.
+
+    Args:
+        code_layer: diff id of the layer with the user's code; empty if there is none.
+    Raises:
+        UserError: there is no lock for its platform and that index, its Dockerfile was not rendered, or a pin of the
+            spec is not in the lock.
+    """
+    _check_pins(spec, index)
+    code = spec.device_code
+    versions = {str(canonicalize_name(name)): version for name, version in framework.versions_of(spec.packages).items()}
+    return Recipe(
+        **dict(named(spec)),
         summary=spec.summary,
         tags=(spec.target, spec.version_tag()),
         day=spec.tag_day,
         platform=spec.platform,
-        platforms=tuple(spec.platforms),
         index=index,
         base=_base(spec),
-        framework=recipe.Framework(name=spec.framework.name, version=spec.version, packages=versions),
+        framework=recipe.Framework(
+            name=spec.framework.name, version=spec.version, packages=versions, index=spec.framework.index
+        ),
         layers=_layers(spec, index),
-        compiled=_pins(lock.parse(locked.text("compiled"))),
         system=tuple(spec.system),
         compiler=spec.has_compiler,
         tools=tuple(spec.tools),
         environment={"PATH": dockerfile.search_path(spec)} | dockerfile.environment(spec),
         commands={name: tuple(words) for name, words in spec.trainer_commands().items()},
         default=spec.trainers.default,
-        labels=plan.labels(spec),
+        labels=_labels(spec, index, code_layer),
         accelerator=recipe.Accelerator(
             kind=spec.accelerator,
             cuda=code.cuda if code else "",
@@ -94,11 +153,43 @@ def make(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
             gpus=code.text if code else "",
         ),
         level=spec.level,
-        test=_test(spec),
+        test=command_test(spec) if spec.run else _training(spec),
         budget=recipe.Budget(size=spec.budget.size, enforced=spec.limited),
         ends=tuple(recipe.End(what=end.what, day=end.day) for end in spec.ends),
-        inputs=plan.inputs(spec, index),
+        inputs=facts.inputs(spec, index),
+        site=spec.site.packages,
     )
+
+
+def for_image(spec: Spec, labels: Mapping[str, str]) -> Recipe:
+    """Return the recipe that an image with these labels must have, by the files of its spec as they are now.
+
+    Raises:
+        UserError: see :func:`make`; or the files that it is built from were not rendered.
+    """
+    label = labels.get(f"{LABELS}.index", "")
+    index = label if label == spec.framework.index else lock.DEFAULT
+    try:
+        return make(spec, index, labels.get(f"{LABELS}.code", ""))
+    except FileNotFoundError as error:
+        again = spec.command("dev build" if spec.secrets else "dev render")
+        raise UserError(f"{relative(Path(error.filename))} is missing: run '{again}'") from None
+
+
+def locked_versions(spec: Spec) -> dict[str, set[str]]:
+    """Return canonical name -> versions of the packages that a spec is locked for, on every platform and index.
+
+    Nothing if it was never locked and its base holds the framework: that can be locked only where it can be pulled.
+    """
+    pins = {name: {version} for name, version in (spec.base_contents.packages if spec.base_contents else {}).items()}
+    if "requirements" in spec.kind.layered:
+        spec.locked()
+    if content := spec.usable_lock:
+        for platform in each_platform(spec):
+            for index in content.indexes(platform.arch):
+                for name, version in platform.locked(index).versions.items():
+                    pins.setdefault(name, set()).add(version)
+    return pins
 
 
 def every(spec: Spec) -> list[Recipe]:
@@ -109,6 +200,6 @@ def every(spec: Spec) -> list[Recipe]:
     """
     made = []
     for platform in each_platform(spec):
-        prepared, _ = workspace_files.prepare(platform)
-        made += [make(prepared, index) for index in dockerfile.locked_indexes(prepared)]
+        prepared, code_layer = workspace_files.prepare(platform)
+        made += [make(prepared, index, code_layer) for index in dockerfile.locked_indexes(prepared)]
     return made

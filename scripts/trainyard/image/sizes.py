@@ -21,9 +21,10 @@ from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import wheel_layers, wheels
+from trainyard.image import recipes, wheel_layers, wheels
 from trainyard.oci import docker_engine, layers
 from trainyard.oci.layers import Stored
+from trainyard.recipe import Recipe
 from trainyard.spec import state
 from trainyard.spec.model import Spec, catalogue, relative
 from trainyard.spec.naming import LABELS, NAME, TAG, day_and_hash
@@ -103,7 +104,7 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         return None
     index = image.labels.get(f"{LABELS}.index", "default")
     day = image.labels.get("org.opencontainers.image.created", "")[:10]
-    stored = layers.read(reference, spec.dockerfile(index).read_text(encoding="utf-8"))
+    stored = layers.read(reference, recipes.for_image(spec, image.labels).layers)
     parts = [(layer.stage, layer.diff_id, layer.contents.size, layer.stored) for layer in stored.layers]
     only_cuda = None if index == spec.framework.index else cuda_only(stored)
     return _measurement(image.labels.get(TAG, ""), str(image.id), day, index, parts, only_cuda)
@@ -116,10 +117,12 @@ def recorded(spec: Spec) -> dict[str, Any] | None:
     if not verified or not built or not verified.get("passed"):
         return None
     parts = [tuple(layer[key] for key in ("stage", "diff_id", "size", "compressed")) for layer in verified["layers"]]
-    day, _ = day_and_hash(built["tag"])
+    recipe = Recipe.model_validate_json(built["recipe"])
+    tag = recipe.built.tag if recipe.built else ""
+    day, _ = day_and_hash(tag)
     day = f"{day[:4]}-{day[4:6]}-{day[6:]}" if day else ""
-    only_cuda = None if built["index"] == spec.framework.index else by_wheels(spec, built["index"])
-    return _measurement(built["tag"], verified["digest"], day, built["index"], parts, only_cuda)
+    only_cuda = None if recipe.index == spec.framework.index else by_wheels(spec, recipe.index)
+    return _measurement(tag, verified["digest"], day, recipe.index, parts, only_cuda)
 
 
 def _measurement(

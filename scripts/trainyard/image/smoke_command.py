@@ -41,11 +41,13 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
-from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines, tracebacks
+from trainyard.image.smoke_failure import Explanation, HostFiles, Run, asked_for, own_lines, tracebacks
 from trainyard.oci import docker_engine
+from trainyard.recipe import Command, Recipe
 from trainyard.sandbox import containers
+from trainyard.spec.naming import FOLDER
+from trainyard.spec.naming import SETTINGS as FILE
 from trainyard.spec.repository_files import inside
-from trainyard.spec.workspace import FILE, FOLDER, Level, SmokeRun, Workspace
 from trainyard.spec.yaml_source import relative
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,10 @@ _ADDED = (
     f": Trainyard added --help, as {FILE} has no smoke: write 'smoke: {{args: [--epochs=1], expect: loss}}' there, "
     "with arguments for a short run"
 )
+
+#: The tests of a command without ``smoke``: it is only started; and of any command, which is run to its end.
+STARTED = Command(args=None, data=False, expect=None, seconds=None, resume=False, timeout=600)
+RUN = STARTED.model_copy(update={"args": ()})
 
 #: What keeps libraries from asking their servers.
 OFFLINE = {
@@ -175,8 +181,8 @@ class Subject:
         image: its digest or reference.
         command: what it starts, for messages.
         start: words of the container before the arguments; empty: the image's default command.
-        smoke: how it is run; None: it is only started.
-        workspace: the repository that it is from; None if there is none.
+        test: how it is run; its ``args`` are None: it is only started.
+        recipe: of the image, ``files``: the repository that it is from; None if they are not known.
         network: whether it may use one.
         log: whether the last lines of a run that failed are shown.
     """
@@ -184,17 +190,18 @@ class Subject:
     image: str
     command: tuple[str, ...]
     start: tuple[str, ...] = ()
-    smoke: SmokeRun | None = None
-    workspace: Workspace | None = None
+    test: Command = STARTED
+    recipe: Recipe | None = None
+    files: HostFiles | None = None
     network: bool = False
     log: bool = True
 
     @property
-    def level(self) -> Level:
+    def level(self) -> str:
         """Return how far it is tested."""
-        if self.smoke is None:
+        if self.test.args is None:
             return "started"
-        return "trained" if self.smoke.expect or self.smoke.resume else "ran"
+        return "trained" if self.test.expect or self.test.resume else "ran"
 
     def words(self, arguments: Sequence[str]) -> list[str]:
         """Return the words of a container that runs the command with ``arguments``."""
@@ -261,7 +268,7 @@ class Tester:
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
         self._home = variables.get("HOME", "/home/trainer")
-        self.explain = Explanation(subject.command, subject.workspace, self.folder)
+        self.explain = Explanation(subject.command, subject.recipe, subject.files, self.folder)
         self.explain.network = subject.network
         architecture = docker_engine.architecture_of(subject.image)
         self._emulated = docker_engine.emulated_environment(architecture)
@@ -276,20 +283,21 @@ class Tester:
         """Yield a sandbox with the data, an empty output folder, and the working directory as in the image."""
         image, network, folders = self.subject.image, self.subject.network, ("observer/asked", "observer/started")
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes(), _PEAK: _PEAK_MEMORY.read_bytes()}
-        data = self.subject.workspace.data if self.subject.workspace else None
+        host = self.subject.files
+        data = host.data if host else None
         volumes = dict.fromkeys(self._tops, "rw") | ({DATA: "ro"} if data else {})
         with SmokeSandbox(image, files, folders, volumes, self._emulated, network=network) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
-            if data and self.subject.workspace:
+            if data and host:
                 with tempfile.TemporaryFile() as file:
-                    _pack(data, file, self.subject.workspace)
+                    _pack(data, file, host)
                     sandbox.put(DATA, file)
             yield sandbox
 
     def start(self, sandbox: SmokeSandbox, arguments: Sequence[str], **options: Any) -> Container:
         """Start the command in a new container, with ``options`` of ``docker.containers.create``."""
         environment = {"PYTHONPATH": sandbox.module_path("observer")}
-        environment |= {"SMOKE_FOLDER": "" if self.subject.smoke else self.folder}
+        environment |= {"SMOKE_FOLDER": self.folder if self.subject.test.args is None else ""}
         # Trackers, whose variables are called so, want an account.
         environment |= {key: OFFLINE[key] for key in OFFLINE if not self.subject.network or key.endswith("_MODE")}
         words = self.subject.words(arguments)
@@ -343,7 +351,7 @@ class Tester:
                 self.notes.append(f"it has no --help (exit status {status})")
             self.note(run, container)
 
-    def check_run(self, smoke: SmokeRun) -> Progress:
+    def check_run(self, smoke: Command) -> Progress:
         """Run the command to its end, and return when half of it was done.
 
         Raises:
@@ -351,7 +359,7 @@ class Tester:
         """
         with self.sandbox() as sandbox:
             started = time.monotonic()
-            container = self.start(sandbox, smoke.args)
+            container = self.start(sandbox, smoke.args or ())
             limit = self._limit(smoke)
             status = containers.watch(container, limit, "run")
             seconds = time.monotonic() - started
@@ -375,7 +383,7 @@ class Tester:
         launched = len(run.lines) - len(self.printed)
         return Progress(launched + len(self.printed) // 2, seconds)
 
-    def check_resume(self, smoke: SmokeRun, half: Progress) -> dict[str, Any]:
+    def check_resume(self, smoke: Command, half: Progress) -> dict[str, Any]:
         """Stop the command at ``half``, start it again, and return ``seconds_to_stop`` and ``continued_from``, a file.
 
         It is stopped in a restricted container. What fails there, and nowhere else, is a note: not every platform
@@ -396,12 +404,12 @@ class Tester:
             return self._continue(sandbox, smoke, again)
 
     def _stop(
-        self, sandbox: SmokeSandbox, smoke: SmokeRun, half: Progress, restrictions: Mapping[str, Any] | None = None
+        self, sandbox: SmokeSandbox, smoke: Command, half: Progress, restrictions: Mapping[str, Any] | None = None
     ) -> Stopped:
         """Start the command and end it with SIGTERM."""
         where = self.explain.key("smoke", "resume")
         before = self._files(sandbox, *self._tops)
-        container = self.start(sandbox, smoke.args, **(restrictions or {}))
+        container = self.start(sandbox, smoke.args or (), **(restrictions or {}))
         stages.now("stopped run: until half of it is done")
         if not _until(container, half):
             run = self.ended(sandbox, container, int(container.wait()["StatusCode"]))
@@ -421,13 +429,13 @@ class Tester:
             return Stopped(run, missing)
         return Stopped(run, "", seconds, left)
 
-    def _continue(self, sandbox: SmokeSandbox, smoke: SmokeRun, stopped: Stopped) -> dict[str, Any]:
+    def _continue(self, sandbox: SmokeSandbox, smoke: Command, stopped: Stopped) -> dict[str, Any]:
         """Start the command again after it was stopped; see :meth:`check_resume`."""
         where, left = self.explain.key("smoke", "resume"), stopped.left
         kept = sandbox.run(
             _KEEP, json.dumps({top: [path for path in left if path.startswith(f"{top}/")] for top in self._tops})
         )
-        container = self.start(sandbox, smoke.args)
+        container = self.start(sandbox, smoke.args or ())
         limit = self._limit(smoke)
         ended = containers.watch(container, limit, "continued run")
         alive = ended is None
@@ -454,7 +462,7 @@ class Tester:
         """Return the folders in which a command leaves files."""
         return [self.folder, OUTPUT] if self.folder != "/" else [OUTPUT]
 
-    def _limit(self, smoke: SmokeRun) -> int:
+    def _limit(self, smoke: Command) -> int:
         """Return seconds that a run may take, or is observed for."""
         return (smoke.seconds or smoke.timeout) * self._longer
 
@@ -465,13 +473,13 @@ class Tester:
         return files
 
 
-def _pack(folder: Path, file: Any, workspace: Workspace) -> None:
+def _pack(folder: Path, file: Any, host: HostFiles) -> None:
     """Write a folder to ``file`` as a tar that every user can read, or raise a :class:`UserError`.
 
     Links are what they refer to: no folder above them, whose copies would have no end, and, in a folder of the
-    repository ``workspace``, nothing outside of that.
+    repository, nothing outside of that.
     """
-    foreign = not workspace.given_data
+    foreign = not host.given
 
     def readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
@@ -482,7 +490,7 @@ def _pack(folder: Path, file: Any, workspace: Workspace) -> None:
         for name, folders, files in os.walk(folder, followlinks=True):
             for path in sorted(Path(name, entry) for entry in (*folders, *files)):
                 if foreign and path.is_symlink():
-                    inside(path, workspace.root, relative(workspace.file))
+                    inside(path, host.root, relative(host.file))
                 if path.is_symlink() and path.resolve() in {above.resolve() for above in path.parents}:
                     raise UserError(f"{os.path.relpath(path)}: a symbolic link to a folder above it: remove it")
                 tar.add(path, arcname=str(path.relative_to(folder)), filter=readable, recursive=False)
@@ -510,13 +518,14 @@ def check(subject: Subject) -> dict[str, Any]:
     started = time.monotonic()
     tester = Tester(subject)
     facts: dict[str, Any] = {}
-    stages.now(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
-    if subject.smoke is None:
+    test = subject.test
+    stages.now(f"running {shlex.join([*subject.command, *(['--help'] if test.args is None else test.args)])}")
+    if test.args is None:
         tester.check_started()
     else:
-        half = tester.check_run(subject.smoke)
-        if subject.smoke.resume:
-            facts |= tester.check_resume(subject.smoke, half)
+        half = tester.check_run(test)
+        if test.resume:
+            facts |= tester.check_resume(test, half)
     return {
         "passed": True,
         "level": subject.level,

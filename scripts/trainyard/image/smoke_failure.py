@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.common.errors import nearest
-from trainyard.image.resolver import versions
-from trainyard.spec import model, yaml_source
+from trainyard.recipe import Recipe
+from trainyard.spec import yaml_source
 from trainyard.spec.catalog import packages_with
-from trainyard.spec.workspace import FILE, FOLDER, Workspace, git_root
+from trainyard.spec.naming import FOLDER
+from trainyard.spec.naming import SETTINGS as FILE
+from trainyard.spec.repository_files import git_root
+from trainyard.spec.yaml_source import relative
 from trainyard.workspace import import_names
 
 #: The launcher's own lines, and what it says when it cannot start a command (launcher/process.py).
@@ -72,6 +75,25 @@ class Run:
 
 
 @dataclass(frozen=True)
+class HostFiles:
+    """Say where the repository of an image is on this host.
+
+    Attributes:
+        file: its trainyard.yaml.
+        data: folder that containers have at /data; None: none. ``given``: it is not of the repository.
+    """
+
+    file: Path
+    data: Path | None = None
+    given: bool = False
+
+    @property
+    def root(self) -> Path:
+        """Return the folder of trainyard.yaml, which is /workspace."""
+        return self.file.parent
+
+
+@dataclass(frozen=True)
 class Traceback:
     """Hold ``frames``, files with lines, the innermost last, and ``error``, the line of the exception."""
 
@@ -104,7 +126,8 @@ class Explanation:
 
     Args:
         command: what was run, the words of ``run``.
-        workspace: the repository that it is from; None for an image without a trainyard.yaml.
+        recipe: of the image; None of one that a user's own Dockerfile made without a trainyard.yaml.
+        files: the repository that it is from; None if it is not known.
         folder: the working directory of the image.
     Attributes:
         network: whether the command had a network; ``otherwise``: what is added where nothing else is known to do.
@@ -112,30 +135,33 @@ class Explanation:
 
     network, otherwise = False, ""
 
-    def __init__(self, command: Iterable[str], workspace: Workspace | None, folder: str = FOLDER) -> None:
+    def __init__(
+        self, command: Iterable[str], recipe: Recipe | None, files: HostFiles | None, folder: str = FOLDER
+    ) -> None:
         self.command = list(command)
-        self.workspace = workspace
+        self.recipe = recipe
+        self.files = files
         self.folder = folder.rstrip("/")
 
     def key(self, *location: str) -> str:
         """Return where a key is, ``trainyard.yaml:5: smoke.expect``; the command itself without a trainyard.yaml."""
-        if self.workspace is None:
+        if self.files is None:
             return shlex.join(self.command)
-        line = yaml_source.line_of(yaml_source.read(self.workspace.file), location)
-        return f"{model.relative(self.workspace.file)}:{line or 1}: {'.'.join(location)}"
+        line = yaml_source.line_of(yaml_source.read(self.files.file), location)
+        return f"{relative(self.files.file)}:{line or 1}: {'.'.join(location)}"
 
     def local(self, path: str) -> Path | None:
         """Return the file of the repository that is at ``path`` in the image; None if it is not from the repository."""
-        if self.workspace is None or not path.startswith(f"{self.folder}/"):
+        if self.files is None or not path.startswith(f"{self.folder}/"):
             return None
         inside = path.removeprefix(f"{self.folder}/")
-        places = (self.workspace.root, git_root(self.workspace.root))
+        places = (self.files.root, git_root(self.files.root))
         return next((place / inside for place in places if (place / inside).exists()), None)
 
     def shown(self, path: str) -> str:
         """Return how messages name a file of the image: as in the repository, if it is from there."""
         file = self.local(path)
-        return model.relative(file) if file else path
+        return relative(file) if file else path
 
     def of(self, run: Run) -> str:
         """Return why a run failed, whose status is not 0, in one line."""
@@ -187,7 +213,7 @@ class Explanation:
         first = file.read_bytes().split(b"\n", 1)[0].decode(errors="replace")
         if first.startswith("#!"):
             return self._interpreter(word, first.removeprefix("#!").strip(" "))
-        return f"{self.key('run')}: {model.relative(file)} is not in the image: add it to code in {FILE}"
+        return f"{self.key('run')}: {relative(file)} is not in the image: add it to code in {FILE}"
 
     def _interpreter(self, word: str, name: str) -> str:
         """Explain a script whose ``#!`` line names what the image does not have."""
@@ -234,7 +260,7 @@ class Explanation:
         if kind == "ModuleNotFoundError" and (named := re.search(r"No module named '([\w.]+)'", text)):
             return f": {self._module_advice(named[1])}"
         if kind in ("ImportError", "OSError") and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
-            base = model.load(str(self.workspace.root)).base if self.workspace else ""
+            base = self.recipe.base.name if self.recipe else ""
             return f": add {packages_with([library[1]], base)} to system in {FILE}"
         if kind == "FileNotFoundError" and (named := re.search(r"No such file or directory: '(.+)'", text)):
             return f": {self._file_advice(named[1])}"
@@ -250,40 +276,34 @@ class Explanation:
         top = module.split(".")[0]
         framework = _FRAMEWORKS.get(top)
         if framework:
-            have = [
-                spec.target
-                for spec in model.recommended()
-                if spec.framework.name == framework and not spec.framework_in_base
-            ]
-            return f"the image has no {top}: set extends to a target that has it ({', '.join(have)})"
+            return f"the image has no {top}: set extends to a target with {framework} ('trainyard list' shows them)"
         known = next(iter(import_names.providers(top)), None)
-        lock = self.workspace and model.load(str(self.workspace.root)).usable_lock
-        if lock and (version := versions("".join(lock.sections.values())).get(known or "")):
+        if self.recipe and (version := self.recipe.versions.get(known or "")):
             return f"{known} {version}, which the image has, has no {top}"
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"
         return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
 
     def _left_out(self, module: str) -> str:
         """Return `` : ...`` for a module that the repository has and the image does not."""
-        if self.workspace is None:
+        if self.files is None:
             return ""
         parts = Path(*module.split("."))
-        for place in (self.workspace.root, self.workspace.root / "src"):
+        for place in (self.files.root, self.files.root / "src"):
             for path in (place / parts, place / f"{parts}.py"):
                 if path.exists():
-                    return f": {model.relative(path)} is not in the image: add it to code in {FILE}"
+                    return f": {relative(path)} is not in the image: add it to code in {FILE}"
         return ""
 
     def _file_advice(self, path: str) -> str:
         if file := self.local(path if path.startswith("/") else f"{self.folder}/{path}"):
-            return f"add {model.relative(file)} to code in {FILE}, or give its folder as smoke.data"
+            return f"add {relative(file)} to code in {FILE}, or give its folder as smoke.data"
         return "a smoke test finds data in /data: give its folder as smoke.data, and name /data in smoke.args"
 
     def _files(self) -> list[str]:
         """Return files of the code that could be meant, relative to the repository."""
-        if self.workspace is None:
+        if self.files is None:
             return []
-        root, patterns = self.workspace.root, ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py")
+        root, patterns = self.files.root, ("*.py", "*.sh", "*/*.py", "*/*.sh", "*/*/*.py")
         files = [path.relative_to(root) for pattern in patterns for path in root.glob(pattern)]
         return [path.as_posix() for path in files if not path.parts[0].startswith(".")]
 

@@ -34,15 +34,17 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common import stages
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
+from trainyard.image.smoke_failure import HostFiles
 from trainyard.oci import docker_engine
+from trainyard.recipe import Recipe, Training
 from trainyard.sandbox.containers import lines_of, prints, watch
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
-from trainyard.spec.model import Spec
 
 logger = logging.getLogger(__name__)
 
@@ -168,59 +170,68 @@ def described(facts: Mapping[str, Any]) -> str:
     return ", ".join([facts["level"], *accuracy, *resumed])
 
 
-def network_of(spec: Spec) -> bool:
-    """Return whether the smoke test has a network: the last option given on this host for this folder decides."""
-    given, path, folder = spec.context.smoke_network, spec.kept / "smoke-network", str(spec.folder.resolve())
-    if given and not spec.run:
-        raise UserError(f"--smoke-network is for the command of a repository, and {spec.target} has none: leave it out")
+def network_of(name: str, files: HostFiles | None, context: Context) -> bool:
+    """Return whether the smoke test has a network: the last option given on this host for this folder decides.
+
+    Args:
+        name: of the image, ``files``: the repository whose command is tested; None if it is of no repository.
+    """
+    given = context.smoke_network
+    if files is None:
+        if given:
+            raise UserError(f"--smoke-network is for the command of a repository, and {name} has none: leave it out")
+        return False
+    path, folder = context.state / name / "smoke-network", str(files.root.resolve())
     if given is not None:
-        state.own(spec.kept)
+        state.own(path.parent)
         path.write_text(folder if given else "", encoding="utf-8")
-    return not spec.context.offline and path.is_file() and path.read_text(encoding="utf-8") == folder
+    return not context.offline and path.is_file() and path.read_text(encoding="utf-8") == folder
 
 
-def smoke(spec: Spec, reference: str) -> dict[str, Any]:
+def smoke(recipe: Recipe, reference: str, context: Context, files: HostFiles | None = None) -> dict[str, Any]:
     """Run the user's command in the image ``reference``, or train in it, and record the facts for its digest.
 
+    Args:
+        files: the repository that a user's image is from; None: only the image is known.
     Raises:
         StepFailed: a run failed; the message gives the first reason.
     """
-    network = network_of(spec)
-    digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
-    with stages.stage("smoke", state.seconds(spec.kept, "smoke")) as stage:
-        if spec.run:
-            workspace = spec.workspace
-            subject = Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace, network)
-            facts = smoke_command.check(subject)
+    network = network_of(recipe.local_name, files, context)
+    digest = docker_engine.digest(reference, made_by=recipe.command("dev build"))
+    kept, test = recipe.kept(context.state), recipe.test
+    with stages.stage("smoke", state.seconds(kept, "smoke")) as stage:
+        if isinstance(test, Training):
+            facts = _train(recipe, test, digest)
         else:
-            facts = _train(spec, digest)
+            command = recipe.commands[recipe.default]
+            facts = smoke_command.check(Subject(digest, command, (), test, recipe, files, network))
         stage.done = described(facts)
-    state.record(spec.kept, "smoke", digest, facts)
+    state.record(kept, "smoke", digest, facts)
     return {"digest": digest} | facts
 
 
-def _train(spec: Spec, digest: str) -> dict[str, Any]:
+def _train(recipe: Recipe, test: Training, digest: str) -> dict[str, Any]:
     """Test a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
-    emulated = docker_engine.emulated_environment(spec.architecture)
+    emulated = docker_engine.emulated_environment(recipe.architecture)
     with SmokeSandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
-        training = _Training(spec, sandbox, emulated=bool(emulated))
+        training = _Training(recipe, test, sandbox, emulated=bool(emulated))
         training.check_learning()
         training.check_stopping()
         if emulated:
             training.notes.append(
-                f"trained under emulation of {spec.platform}, in one process and without a memory limit"
+                f"trained under emulation of {recipe.platform}, in one process and without a memory limit"
             )
         else:
             training.check_memory_limit()
         training.check_resuming()
         if not emulated:
             training.check_processes()
-        if not emulated and spec.has_compiler:
+        if not emulated and recipe.compiler:
             training.check_compiling()
     return {
         "passed": True,
-        "level": spec.level,
+        "level": recipe.level,
         "notes": training.notes,
         "seconds": round(time.monotonic() - started, 1),
         **training.facts,
@@ -230,18 +241,18 @@ def _train(spec: Spec, digest: str) -> dict[str, Any]:
 class _Training:
     """Hold the runs of one smoke test, in this order; each raises ``StepFailed`` with the first reason it fails for."""
 
-    def __init__(self, spec: Spec, sandbox: SmokeSandbox, *, emulated: bool) -> None:
+    def __init__(self, recipe: Recipe, test: Training, sandbox: SmokeSandbox, *, emulated: bool) -> None:
         self.facts: dict[str, Any] = {}
         self.notes: list[str] = []
-        self._spec, self._sandbox, self._emulated = spec, sandbox, emulated
+        self._recipe, self._test, self._sandbox, self._emulated = recipe, test, sandbox, emulated
         longer = EMULATED if emulated else 1
         self._grace, self._timeout = GRACE * longer, RUN_TIMEOUT * longer
 
     def _command(self, run: str, **more: object) -> list[str]:
-        flags = {"datadir": "/smoke/data", "epochs": self._spec.smoke.epochs, "seed": 1}
+        flags = {"datadir": "/smoke/data", "epochs": self._test.epochs, "seed": 1}
         flags |= {"output-dir": f"/smoke/out/{run}", "checkpoint-dir": f"/smoke/out/{run}/checkpoints"}
         flags |= (EMULATED_FLAGS if self._emulated else {}) | more
-        return [self._spec.smoke.trainer, *(f"--{name}={value}" for name, value in flags.items())]
+        return [self._test.trainer, *(f"--{name}={value}" for name, value in flags.items())]
 
     def _start(self, words: Sequence[str], **options: Any) -> Container:
         return self._sandbox.start(*words, read_only=True, tmpfs={"/tmp": "mode=1777"}, **options)
@@ -252,8 +263,8 @@ class _Training:
     def check_learning(self) -> None:
         """Check that the launcher finds the TPU node, and the trainer learns."""
         self._straight = straight = _finish(self._start(self._command("straight")), "straight run", self._timeout)
-        _refuse(check_straight(straight, self._spec.smoke.accuracy), straight)
-        _refuse(smoke_containers.check_warning(straight.lines, self._spec.framework.name), straight)
+        _refuse(check_straight(straight, self._test.accuracy), straight)
+        _refuse(smoke_containers.check_warning(straight.lines, self._recipe.framework.name), straight)
         states = self._sandbox.polled_states()
         if "CREATING" not in states or states[-1] != "READY":
             _refuse([f"the launcher did not wait for the TPU node: the API reported {states or 'nothing'}"], straight)
@@ -277,7 +288,7 @@ class _Training:
     def check_memory_limit(self) -> None:
         """Continue the stopped run, which reaches its memory limit while it saves."""
         environment = smoke_containers.fill_memory(self._sandbox, "/smoke/out/stopped/checkpoints")
-        on_cpu = {"device": "cpu"} if self._spec.trainers.package == "torch" else {}  # what XLA compiles is not needed
+        on_cpu = {"device": "cpu"} if self._test.package == "torch" else {}  # what XLA compiles is not needed
         container = self._start_restricted(self._command("stopped", **on_cpu), environment)
         stages.now("out-of-memory run: until it saves")
         limited = smoke_containers.limit_memory(self._sandbox, container)
@@ -302,9 +313,7 @@ class _Training:
 
     def check_processes(self) -> None:
         """Run two processes of a training, and two workers of a data loader at the same time."""
-        words, environment = smoke_containers.two_processes(
-            self._spec.trainers.package, self._command("processes", epochs=1)
-        )
+        words, environment = smoke_containers.two_processes(self._test.package, self._command("processes", epochs=1))
         pair = self._start_restricted(words, environment)
         workers = self._start_restricted(smoke_containers.worker_processes())
         trained = _finish(pair, "run in two processes", self._timeout)
@@ -320,8 +329,9 @@ class _Training:
         compiled = _finish(step, what := "compiled training step", self._timeout)
         _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
         self.facts["compile_seconds"] = printed(compiled, what)["compile_seconds"]
-        if code := self._spec.device_code:
-            kernels = self._sandbox.start(*smoke_containers.gpu_kernels(code.capabilities), **options)
+        if gpus := self._recipe.accelerator.gpus:
+            capabilities = [word.removesuffix("+PTX") for word in gpus.split()]
+            kernels = self._sandbox.start(*smoke_containers.gpu_kernels(capabilities), **options)
             compiled = _finish(kernels, what := "kernels for GPUs", self._timeout)
             _refuse(check_status(what, compiled.status), compiled, RESTRICTED)
             self.facts["gpu_kernels"] = printed(compiled, what)

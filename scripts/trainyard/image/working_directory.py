@@ -20,9 +20,8 @@ from trainyard.oci import docker_engine, image_index, image_store
 from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.documents import IMAGE_TYPES, descriptor
 from trainyard.spec.architectures import Architecture
-from trainyard.spec.naming import NAME
+from trainyard.spec.naming import FOLDER, NAME
 from trainyard.spec.state import own
-from trainyard.spec.workspace import FOLDER
 
 
 def context(state: Path, reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, repository_lock
+from trainyard.image.smoke_failure import HostFiles
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.state import own
 from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
@@ -78,3 +79,10 @@ def secrets(spec: Spec) -> dict[str, str]:
     Texts are empty where there is nothing to keep.
     """
     return dict(zip(spec.secrets, indexes.build_configuration(spec.workspace), strict=True)) if spec.secrets else {}
+
+
+def on_host(spec: Spec) -> HostFiles | None:
+    """Return where the repository of an image with a user's command is on this host; None of other images."""
+    if not spec.run:
+        return None
+    return HostFiles(spec.workspace.file, spec.workspace.data, bool(spec.workspace.given_data))

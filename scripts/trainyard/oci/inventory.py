@@ -6,6 +6,7 @@ which lists its packages, are fetched; layers are read only if there is no SBOM.
 
 from __future__ import annotations
 
+import contextlib
 import email.parser
 import io
 import json
@@ -18,14 +19,14 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
+from trainyard import recipe as recipes
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
-from trainyard.oci.documents import Configured, labels_in
+from trainyard.oci.documents import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
-from trainyard.spec.model import load, targets
-from trainyard.spec.naming import LABELS
+from trainyard.recipe import Recipe
 
 #: Most bytes of a file that is read from a layer: METADATA files have up to 0.3 MB, a dpkg status of 200 packages 0.2.
 _LIMIT = 4 << 20
@@ -33,6 +34,7 @@ _LIMIT = 4 << 20
 #: The file that lists a layer's Debian packages, and the files that name the distribution.
 _STATUS = "var/lib/dpkg/status"
 _RELEASE = ("etc/os-release", "usr/lib/os-release")
+_RECIPE = recipes.PATH.lstrip("/")
 
 
 @dataclass
@@ -42,6 +44,7 @@ class LayerPackages:
     Attributes:
         folders: canonical name -> .dist-info folder of each of ``python``.
         removed: paths that the layer hides (whiteouts).
+        recipe: of the image; None in the layers that do not have it.
     """
 
     size: int = 0
@@ -50,6 +53,7 @@ class LayerPackages:
     release: dict[str, str] | None = None
     folders: dict[str, str] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
+    recipe: Recipe | None = None
 
     def hides(self, path: str) -> bool:
         """Return whether the layer removes a path of the layers below it, or a folder above that."""
@@ -90,6 +94,11 @@ class Image(Configured):
 
     def _configuration(self) -> dict[str, Any]:
         return self.config
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """Return the recipe in the image, by the layers that were read; None if they have none."""
+        return next((contents.recipe for _, contents in reversed(self._read()) if contents.recipe), None)
 
     @property
     def stored(self) -> int:
@@ -150,7 +159,7 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
         if not member.isreg():
             continue
         found.size += member.size
-        if member.size > _LIMIT or not (metadata or path == _STATUS or path in _RELEASE):
+        if member.size > _LIMIT or not (metadata or path in (_STATUS, _RECIPE, *_RELEASE)):
             continue
         file = tar.extractfile(member)
         text = file.read().decode("utf-8", "replace") if file else ""
@@ -160,6 +169,9 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
             found.folders[canonicalize_name(package.name)] = folder
         elif path == _STATUS:
             found.debian = debian_packages(text)
+        elif path == _RECIPE:
+            with contextlib.suppress(ValueError):
+                found.recipe = recipes.parse(text)
         else:
             found.release = os_release(text)
     return found
@@ -201,13 +213,11 @@ def debian_packages(status: str) -> tuple[InstalledPackage, ...]:
     return tuple(sorted(packages, key=lambda package: package.name))
 
 
-def _names(config: dict[str, Any], count: int) -> list[str]:
-    """Return names of layers: the stages of the target's Dockerfile, else the instruction that created each."""
-    instructions, labels = layers.made_by(config, count), labels_in(config)
-    if (target := labels.get(f"{LABELS}.target", "")) in targets():
-        dockerfile = load(target).dockerfile(labels.get(f"{LABELS}.index", "default"))
-        if dockerfile.is_file():
-            return [stage for stage, _ in layers.name_layers(instructions, dockerfile.read_text(encoding="utf-8"))]
+def _names(config: dict[str, Any], count: int, recipe: Recipe | None = None) -> list[str]:
+    """Return names of layers: the stages of the recipe, else the instruction that created each."""
+    instructions = layers.made_by(config, count)
+    if recipe:
+        return [stage for stage, _ in layers.name_layers(instructions, recipe.layers)]
     shown = [re.sub(r"\s+", " ", instruction.removesuffix("# buildkit"))[:40].strip() for instruction in instructions]
     return [words or "base" for words in shown]
 
@@ -217,7 +227,8 @@ def local(reference: str) -> Image:
     parts = image_store.read(reference, read_layer)
     config = json.loads(parts.config)
     diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
-    names = _names(config, len(diff_ids))
+    recipe = next((layer.found.recipe for layer in reversed(parts.layers) if layer.found.recipe), None)
+    names = _names(config, len(diff_ids), recipe)
     summaries = [
         LayerSummary(name, layer.digest, diff_id, layer.stored, layer.found.size)
         for name, diff_id, layer in zip(names, diff_ids, parts.layers, strict=False)

@@ -18,7 +18,7 @@ import posixpath
 import re
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -29,6 +29,7 @@ from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from pydantic import TypeAdapter, ValidationError
 
+from trainyard import recipe
 from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
 
@@ -179,9 +180,15 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
     return below, re.findall(r"(?m)^COPY --link --from=(\S+)", final)
 
 
-def name_layers(made_by: list[str], dockerfile: str) -> list[tuple[str, Kind]]:
-    """Return the stage and the kind of each layer, given the instruction that created each, bottom first."""
-    below, copies = stages(dockerfile)
+def name_layers(made_by: list[str], known: Sequence[recipe.Layer]) -> list[tuple[str, Kind]]:
+    """Return the stage and the kind of each layer, bottom first.
+
+    Args:
+        made_by: the instruction that created each.
+        known: the layers of the image's recipe; empty without one.
+    """
+    below = [(layer.stage, layer.instruction) for layer in known if not layer.copied]
+    copies = [layer.stage for layer in known if layer.copied]
     # The uppermost copies: the base image may be built from a Dockerfile of Trainyard, too.
     ours = [number for number, command in enumerate(made_by) if command.startswith(_COPY)][-len(copies) :]
     first = ours[0] if ours and copies else len(made_by)
@@ -333,7 +340,7 @@ def walk_once(folder: Path, diff_id: str, state: Path) -> LayerFiles:
 
 def read(
     reference: str,
-    dockerfile: str,
+    known: Sequence[recipe.Layer] = (),
     *,
     hashed: Callable[[str], bool] = lambda _: False,
     state: Path | None = None,
@@ -341,7 +348,7 @@ def read(
     """Return the layers of a local image.
 
     Args:
-        dockerfile: text of the rendered Dockerfile, whose stages name the layers.
+        known: the layers of the image's recipe, which name those of the image.
         state: the state folder, where the files of a layer are kept by its digest, so that the layers that an image
             shares with an earlier one are not read again; None to read all.
         hashed: whether the entries of a layer are wanted, by its diff id; they are read only where the engine has
@@ -354,14 +361,14 @@ def read(
     diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
     with layer_contents.folders(reference, len(diff_ids)) as folders:
         if not folders:
-            return assemble(image_store.read(reference, scan), dockerfile)
+            return assemble(image_store.read(reference, scan), known)
         contents = [
             walk_once(folder, diff_id, state) if state else walk(folder)
             for folder, diff_id in zip(folders, diff_ids, strict=True)
         ]
         parts = image_store.read(reference, lambda stream: None)
         entries = {name: layer_contents.read(at) for name, at in zip(diff_ids, folders, strict=True) if hashed(name)}
-    stored = assemble(parts.holding(contents), dockerfile)
+    stored = assemble(parts.holding(contents), known)
     layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in stored.layers]
     return dataclasses.replace(stored, layers=layers)
 
@@ -374,11 +381,11 @@ def made_by(config: dict[str, Any], count: int) -> list[str]:
     return [re.sub(r"^/bin/sh -c #\(nop\) +", "", command) for command in made]
 
 
-def assemble(parts: image_store.Parts[LayerFiles], dockerfile: str) -> Stored:
-    """Return an image from its parts, with layers named after the stages of ``dockerfile``."""
+def assemble(parts: image_store.Parts[LayerFiles], known: Sequence[recipe.Layer]) -> Stored:
+    """Return an image from its parts, with layers named by ``known``, the layers of its recipe."""
     document = json.loads(parts.config)
     instructions = made_by(document, len(parts.layers))
-    names = name_layers(instructions, dockerfile)
+    names = name_layers(instructions, known)
     diff_ids = [str(diff_id) for diff_id in document["rootfs"]["diff_ids"]]
     layers = [
         Layer(layer.digest, diff_id, command, stage, kind, layer.stored, layer.found)

@@ -121,7 +121,7 @@ def times(status: os.stat_result) -> bytes:
 
 
 def texts() -> dict[str, dict[str, str]]:
-    """``texts``: the text of the files that describe how packages were built, and of image.json."""
+    """``texts``: the text of the files that describe how packages were built, and of the recipe."""
     found = {}
     for name in ABOUT_BUILDS:
         for folder in sys.path:
@@ -131,8 +131,8 @@ def texts() -> dict[str, dict[str, str]]:
                     found[name] = file.read()
                 break
     try:
-        with open("/opt/trainyard/image.json", encoding="utf-8", errors="replace") as file:
-            found["image.json"] = file.read()
+        with open("/opt/trainyard/recipe.json", encoding="utf-8", errors="replace") as file:
+            found["recipe.json"] = file.read()
     except OSError:
         pass
     return {"texts": found}

@@ -17,7 +17,7 @@ from trainyard.common.installation import checkout
 from trainyard.common.registration import neighbours
 from trainyard.lint import waivers
 from trainyard.project import generated
-from trainyard.release import audit, pipelines
+from trainyard.release import audit, pipelines, sources
 from trainyard.spec import matrix
 from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
 
@@ -88,7 +88,8 @@ def _generated(commands: Any) -> list[str]:
 
 
 def _advisories(specs: list[Spec]) -> list[str]:
-    failing = [finding for finding in audit.offline(specs) if finding.fails]
+    pins = {spec.target: sources.pins(spec) for spec in specs}
+    failing = [finding for finding in audit.offline(pins) if finding.fails]
     return [f"{finding}: update the package, or add a waiver to images/waivers.yaml" for finding in failing]
 
 

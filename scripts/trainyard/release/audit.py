@@ -13,7 +13,7 @@ import logging
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from rich.table import Column, Table
 from trainyard.common.installation import require_extra
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
+from trainyard.recipe import Recipe
 from trainyard.release import advisories, image_packages
 from trainyard.release.advisories import Snapshot
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
-from trainyard.spec.model import Spec, catalogue, each_platform, load
 
 logger = logging.getLogger(__name__)
 
@@ -116,22 +116,9 @@ class Report:
         return asdict(replace(self, stale=[])) | {"stale": [str(waiver) for waiver in self.stale]}
 
 
-def pinned(spec: Spec) -> Pins:
-    """Return the packages that the locks of a target pin for every platform and index, and those of its base image.
-
-    Nothing if the target was never locked: a target whose base image contains the framework can be locked only where
-    that image can be pulled.
-    """
-    in_base = spec.base_contents.packages if spec.base_contents else {}
-    pins: Pins = {name: {public_version(version)} for name, version in in_base.items()}
-    if not spec.framework_in_base:
-        spec.locked()
-    if content := spec.usable_lock:
-        for platform in each_platform(spec):
-            for index in content.indexes(platform.arch):
-                for name, version in platform.locked(index).versions.items():
-                    pins.setdefault(name, set()).add(public_version(version))
-    return pins
+def pinned(versions: Mapping[str, str]) -> Pins:
+    """Return the packages of one image, whose versions are given."""
+    return {name: {public_version(version)} for name, version in versions.items()}
 
 
 def by_snapshot(pins: Pins, snapshot: Snapshot) -> list[Vulnerability]:
@@ -217,16 +204,21 @@ def stale(known: Iterable[Waiver], pins: Pins, today: datetime.date) -> list[Sta
     return found
 
 
-def offline(specs: list[Spec]) -> list[Vulnerability]:
-    """Return the vulnerabilities of the locks of ``specs`` in the stored snapshot, with their waivers."""
-    pins = {spec.target: pinned(spec) for spec in specs}
+def offline(pins: dict[str, Pins]) -> list[Vulnerability]:
+    """Return the vulnerabilities of images in the stored snapshot, with their waivers.
+
+    Args:
+        pins: name of a target -> its packages.
+    """
     return evaluate(by_snapshot(union(pins.values()), advisories.load()), pins, waivers.load(), waivers.today())
 
 
-def require(spec: Spec) -> Coverage:
-    """Refuse locked packages with a vulnerability without a waiver, by the stored snapshot, and return its coverage."""
-    refuse([known for known in offline([spec]) if known.fails], f"('{spec.command('dev audit')}' lists all)")
-    return Coverage.of(advisories.load(), pinned(spec))
+def require(recipe: Recipe) -> Coverage:
+    """Refuse packages with a vulnerability without a waiver, by the stored snapshot, and return its coverage."""
+    pins = pinned(recipe.versions)
+    failing = [known for known in offline({recipe.name: pins}) if known.fails]
+    refuse(failing, f"('{recipe.command('dev audit')}' lists all)")
+    return Coverage.of(advisories.load(), pins)
 
 
 def table(found: list[Vulnerability]) -> Table:
@@ -269,37 +261,37 @@ def _look_up(pins: Pins, *, only_snapshot: bool) -> tuple[str, Coverage | None, 
     return f"snapshot of {snapshot.taken} ({snapshot.source})", coverage, by_snapshot(pins, snapshot)
 
 
-def update(address: str = "") -> Snapshot:
-    """Fetch a new snapshot about everything that any target locks, and store it.
+def update(pins: Iterable[Pins], address: str = "") -> Snapshot:
+    """Fetch a new snapshot about packages, and store it.
 
     It raises what :func:`trainyard.release.advisories.fetch` and ``save`` raise.
 
     Args:
         address: of a mirror of :data:`advisories.OSV`.
     """
-    names = union(pinned(spec) for spec in catalogue())
-    snapshot = advisories.fetch(names, waivers.today(), address)
+    snapshot = advisories.fetch(union(pins), waivers.today(), address)
     advisories.save(snapshot)
     return snapshot
 
 
-def audit(target: str | None, *, only_snapshot: bool = False, image: str | None = None) -> Report:
-    """Look for known vulnerabilities of the Python packages that locks pin.
+def of_image(reference: str) -> dict[str, Pins]:
+    """Return the name and the packages of an image, local or at a registry; raise a UserError if there is none."""
+    image = image_packages.find(reference)
+    return {image.name: pinned(image.python)}
+
+
+def audit(pins: dict[str, Pins], *, only_snapshot: bool = False, complete: bool = False) -> Report:
+    """Look for known vulnerabilities of Python packages.
 
     Args:
-        target: name or folder; all targets if None.
+        pins: name of a target or image -> its packages.
         only_snapshot: do not ask a vulnerability service.
-        image: audit the packages of this image, local or at a registry, instead of a target's.
+        complete: they are those of all targets: a waiver that is about none of them is stale.
     Raises:
-        UserError: there is no such target or image, or no snapshot.
+        UserError: there is no snapshot.
     """
-    if image:
-        one = image_packages.find(image)
-        pins = {one.name: {name: {public_version(version)} for name, version in one.python.items()}}
-    else:
-        pins = {spec.target: pinned(spec) for spec in ([load(target)] if target else catalogue())}
     everything = union(pins.values())
     source, coverage, raw = _look_up(everything, only_snapshot=only_snapshot)
     found = evaluate(raw, pins, waivers.load(), waivers.today())
-    old = [] if target or image else stale(waivers.load(), everything, waivers.today())
+    old = stale(waivers.load(), everything, waivers.today()) if complete else []
     return Report(source, coverage, len(everything), found, old)

@@ -20,9 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import git, stages
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, smoke_command, smoke_test
-from trainyard.image.smoke_command import Subject
+from trainyard.image import build, planning, smoke_command, smoke_test
+from trainyard.image.smoke_command import RUN, Subject
+from trainyard.image.smoke_failure import HostFiles
+from trainyard.image.workspace_files import on_host
+from trainyard.recipe import Command, Recipe
 from trainyard.release import culprit, image_packages, mixed_lock
 from trainyard.release.culprit import Changes, Verdict
 from trainyard.release.mixed_lock import Mixture, Side
@@ -31,7 +35,6 @@ from trainyard.spec import model, state, workspace
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
-from trainyard.spec.workspace import SmokeRun
 from trainyard.workspace import check as workspace_check
 
 logger = logging.getLogger(__name__)
@@ -206,11 +209,13 @@ Try = Callable[[RepositorySpec, Check], Verdict]
 def in_image(spec: RepositorySpec, check: Check) -> Verdict:
     """Build the image of a repository, and judge it; an image that cannot be built cannot be judged."""
     try:
-        plan, _ = build.build(spec, name=reference(spec))
+        with planning.planned(spec) as plan:
+            build.build(plan, name=reference(spec))
     except StepFailed as error:
         return Verdict("unresolved", str(error))
+    tried = Tried(plan.recipe, reference(spec), spec.context, on_host(spec))
     with state.file_lock(spec.context.state, "training"):
-        return judge(plan.spec, reference(spec), check)
+        return judge(tried, check)
 
 
 def reference(spec: Spec) -> str:
@@ -403,16 +408,37 @@ def _exception(reason: str) -> str:
     return found[0] if found else ""
 
 
-def judge(spec: Spec, image: str, check: Check) -> Verdict:
+@dataclass(frozen=True)
+class Tried:
+    """Name an image that is tried; ``files``: the repository whose command it runs, on this host."""
+
+    recipe: Recipe
+    image: str
+    context: Context
+    files: HostFiles | None
+
+    def subject(self, command: tuple[str, ...] = (), test: Command | None = None) -> Subject:
+        """Return what is run: a command with ``test``, or else that of the repository as its smoke test runs it."""
+        network = smoke_test.network_of(self.recipe.local_name, self.files, self.context)
+        own = self.recipe.test if isinstance(self.recipe.test, Command) else RUN
+        words, start = (command, ("--", *command)) if command else (self.recipe.commands[self.recipe.default], ())
+        return Subject(self.image, words, start, test or own, self.recipe, self.files, network, log=False)
+
+    def smoke(self) -> dict[str, Any]:
+        """Run the smoke test of the image."""
+        return smoke_test.smoke(self.recipe, self.image, self.context, self.files)
+
+
+def judge(tried: Tried, check: Check) -> Verdict:
     """Run what tells good from bad in an image; what is measured is good."""
     try:
         if check.performance is not None:
-            return Verdict("good", value=_measured(spec, image, check))
-        if check.command or spec.run:
+            return Verdict("good", value=_measured(tried, check))
+        if check.command or tried.files:
             with stages.stage("command"):
-                smoke_command.check(_subject(spec, image, check))
+                smoke_command.check(_subject(tried, check))
         else:
-            smoke_test.smoke(spec, image)
+            tried.smoke()
     except smoke_command.Failed as error:
         return Verdict("unresolved" if check.command and error.status == SKIP else "bad", str(error))
     except StepFailed as error:
@@ -420,16 +446,14 @@ def judge(spec: Spec, image: str, check: Check) -> Verdict:
     return Verdict("good")
 
 
-def _subject(spec: Spec, image: str, check: Check) -> Subject:
-    """Return the command that is run: that of the check, or else that of the repository as its smoke test runs it."""
-    smoke, network = spec.workspace.document.smoke, smoke_test.network_of(spec)
-    if check.command:
-        smoke = SmokeRun(data=smoke.data, timeout=smoke.timeout) if smoke else SmokeRun()
-        return Subject(image, check.command, ("--", *check.command), smoke, spec.workspace, network, log=False)
-    return Subject(image, tuple(spec.run or ()), (), smoke, spec.workspace, network, log=False)
+def _subject(tried: Tried, check: Check) -> Subject:
+    """Return the command that is run: that of the check, or else that of the repository."""
+    own = tried.recipe.test
+    timeout = own.timeout if isinstance(own, Command) else RUN.timeout
+    return tried.subject(check.command, RUN.model_copy(update={"timeout": timeout}) if check.command else None)
 
 
-def _measured(spec: Spec, image: str, check: Check) -> float:
+def _measured(tried: Tried, check: Check) -> float:
     """Return the median of what is measured in some runs.
 
     Raises:
@@ -439,12 +463,13 @@ def _measured(spec: Spec, image: str, check: Check) -> float:
     with stages.stage("measure") as stage:
         for run in range(1, check.runs + 1):
             stages.now(f"run {run} of {check.runs}")
-            if check.command or spec.run:
-                tester = smoke_command.Tester(_subject(spec, image, check))
-                tester.check_run(tester.subject.smoke or SmokeRun())
+            if check.command or tried.files:
+                subject = _subject(tried, check)
+                tester = smoke_command.Tester(subject)
+                tester.check_run(RUN if subject.test.args is None else subject.test)
                 values.append(number(check.measure, tester.printed) if check.measure else tester.seconds)
             else:
-                values.append(float(smoke_test.smoke(spec, image)["images_per_second"]))
+                values.append(float(tried.smoke()["images_per_second"]))
         stage.done = ", ".join(f"{value:.4g}" for value in values)
     return statistics.median(values)
 

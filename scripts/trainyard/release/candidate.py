@@ -6,27 +6,29 @@ An image whose digest has passed before is not verified and smoke-tested again, 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from docker.models.images import Image
 
+from trainyard import recipe as recipes
 from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
+from trainyard.image.plan import Plan
+from trainyard.image.smoke_failure import HostFiles
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
+from trainyard.recipe import Recipe, Training
 from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
-from trainyard.spec import lock, state
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec import state
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
-from trainyard.spec.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +38,16 @@ _NAMED = 3
 #: Name of an input of an image -> what it is.
 _PARTS = {"code.tar": "code"}
 
+#: How the names of inputs begin whose changes are changes of packages, or of settings.
+_OF_PACKAGES = ("trainyard.lock", "pylock.", "Dockerfile")
+
 #: Files of every image of Trainyard: the launcher, and what it reads about the image.
-_LAUNCHER, _ABOUT = "/usr/local/bin/launch", "/opt/trainyard/image.json"
+_LAUNCHER, _ABOUT = "/usr/local/bin/launch", recipes.PATH
 
 
 def make(
-    spec: Spec,
+    plan: Plan,
+    files: HostFiles | None = None,
     *,
     compression: str = "zstd",
     no_cache: bool = False,
@@ -49,71 +55,74 @@ def make(
     emit: events.Emit = events.ignore,
     show: Callable[[object], None] = verify.unseen,
 ) -> dict[str, Any]:
-    """Build (:func:`trainyard.image.build.build`), verify, smoke-test and tag the image of ``spec``.
+    """Build (:func:`trainyard.image.build.build`), verify, smoke-test and tag an image.
 
     Args:
+        files: the repository that a user's image is from, on this host.
         force: verify and smoke-test again if this digest has passed before.
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
         show: see :func:`trainyard.lint.image.verify.verify`.
     Returns:
-        ``image`` (its local reference), ``plan``, the results of ``build``, ``verify`` and ``smoke``, and ``changed``
-        (see :func:`changed`).
+        ``image`` (its local reference), ``tag`` (the immutable one), the results of ``build``, ``verify`` and
+        ``smoke``, and ``changed`` (see :func:`changed`).
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
-    docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
-    smoke_test.network_of(spec)
-    with state.candidate_lock(spec.kept):
-        before = state.passed(spec.kept)
-        since = state.when(spec.kept, "smoke", before["digest"]) if before else ""
+    recipe, context, kept = plan.recipe, plan.context, plan.kept
+    docker_engine.require_emulation(recipe.architecture)  # whatever the builder runs
+    smoke_test.network_of(recipe.local_name, files, context)
+    with state.candidate_lock(kept):
+        before = state.passed(kept)
+        since = state.when(kept, "smoke", before["digest"]) if before else ""
         emit("stage", stage="build")
         with build.building(
-            spec,
+            plan,
             compression=compression,
             no_cache=no_cache,
             on_step=lambda stage, step: emit("step", stage=stage, step=step),
-        ) as (plan, built):
-            spec = plan.spec  # with the versions in a base that was inspected just now
+        ) as built:
             digest = built["digest"]
             # Smoke tests that run at the same time would exceed their time limits.
-            with state.file_lock(spec.context.state, "training"):
+            with state.file_lock(context.state, "training"):
                 emit("stage", stage="verify")
-                verified = None if force else _passed(spec, "verify", digest)
-                verified = verified or verify.verify(spec, plan.candidate, show=show)
+                verified = None if force else _passed(kept, "verify", digest)
+                verified = verified or verify.verify(recipe, recipe.candidate, context, show=show)
                 emit("stage", stage="smoke")
-                trained = None if force else _passed(spec, "smoke", digest)
-                trained = trained or smoke_test.smoke(spec, plan.candidate)
-        found = docker_engine.image(plan.candidate, made_by=spec.command("image"))
-        for tag in (spec.local_name, plan.tag):
-            found.tag(NAME, tag)
-        docker_engine.client().images.remove(plan.candidate)
+                trained = None if force else _passed(kept, "smoke", digest)
+                trained = trained or smoke_test.smoke(recipe, recipe.candidate, context, files)
+        image = docker_engine.image(recipe.candidate, made_by=recipe.command("image"))
+        for tag in (recipe.local_name, plan.built.tag):
+            image.tag(NAME, tag)
+        docker_engine.client().images.remove(recipe.candidate)
         changes = f"{changed(before, built)} since {since}" if before else "everything: no image passed before"
-        made = {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
+        made = {"image": recipe.local, "tag": plan.built.tag, "build": built, "verify": verified, "smoke": trained}
         return made | {"changed": changes}
 
 
-def _passed(spec: Spec, step: state.Step, digest: str) -> Any:
+def _passed(kept: Path, step: state.Step, digest: str) -> Any:
     """Return the result of a step that an image has passed before, and say so; None if it has not."""
-    found = state.recall(spec.kept, step, digest)
-    if not found or not found["passed"]:
+    result = state.recall(kept, step, digest)
+    if not result or not result["passed"]:
         return None
-    logger.info(stages.row(step, f"unchanged, passed {state.when(spec.kept, step, digest)}"))
-    return found
+    logger.info(stages.row(step, f"unchanged, passed {state.when(kept, step, digest)}"))
+    return result
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return what differs between two results of :func:`trainyard.image.build.build`, in words."""
     if before["digest"] == now["digest"]:
         return "nothing"
-    found = diff.changes(before.get("versions", now["versions"]), now["versions"])
+    old_recipe, recipe = (Recipe.model_validate_json(result["recipe"]) for result in (before, now))
+    found = diff.changes(old_recipe.versions, recipe.versions)
     packages = [f"{name} {old} -> {new}" for name, (old, new) in found["changed"].items()]
     packages += [f"{name} {version} added" for name, version in found["added"].items()]
     packages += [f"{name} removed" for name in found["removed"]]
     if len(packages) > _NAMED:
         packages[_NAMED:] = [f"{len(packages) - _NAMED} more packages"]
-    files = {name for names in diff.changes(before["inputs"], now["inputs"]).values() for name in names}
-    folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith((lock.FILE, "Dockerfile"))}
-    parts = [*packages, *sorted(folders), *(["base"] if before["base"] != now["base"] else [])]
+    files = {name for names in diff.changes(old_recipe.inputs, recipe.inputs).values() for name in names}
+    folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith(_OF_PACKAGES)}
+    bases = {each.built and each.built.base for each in (old_recipe, recipe)}
+    parts = [*packages, *sorted(folders), *(["base"] if len(bases) > 1 else [])]
     if not parts:
         same = set(before["layers"]) == set(now["layers"])
         parts = ["settings" if files or same else "base or system packages"]
@@ -121,8 +130,27 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)} ({fresh} of {len(now['layers'])} layers)"
 
 
+@dataclasses.dataclass(frozen=True)
+class Repository:
+    """Describe the repository of an image that the user's own Dockerfile made.
+
+    Attributes:
+        name: of its image on this host.
+        command: ``run`` of trainyard.yaml; empty without.
+    """
+
+    name: str
+    files: HostFiles
+    command: tuple[str, ...]
+    test: recipes.Command
+
+
 def from_reference(
-    reference: str, spec: RepositorySpec | None, context: Context, *, show: Callable[[object], None] = verify.unseen
+    reference: str,
+    repository: Repository | None,
+    context: Context,
+    *,
+    show: Callable[[object], None] = verify.unseen,
 ) -> dict[str, Any]:
     """Verify and smoke-test an image that a user's own Dockerfile made ``FROM`` one of Trainyard's.
 
@@ -131,7 +159,7 @@ def from_reference(
     the labels of the image, with its immutable tag, are those of the image that it was made from.
 
     Args:
-        spec: of the repository that the image is from, if it has a trainyard.yaml.
+        repository: that the image is from, if it has a trainyard.yaml.
     Returns:
         ``image`` (its reference), ``digest``, ``run`` (a command that runs it), and the results of ``verify`` and
         ``smoke``.
@@ -140,19 +168,20 @@ def from_reference(
         StepFailed: it breaks a rule for every image, or the command failed.
     """
     image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
-    network = smoke_test.network_of(spec) if spec else bool(context.smoke_network)
-    tested = dataclasses.replace(subject(image, reference, spec.workspace if spec else None), network=network)
+    name, files = (repository.name, repository.files) if repository else (reference, None)
+    network = smoke_test.network_of(name, files, context) if files else bool(context.smoke_network)
+    tested = dataclasses.replace(subject(image, reference, repository), network=network)
     with state.file_lock(context.state, "training"):
-        verified = verify.verify(None, reference, show=show)
+        verified = verify.verify(None, reference, context, show=show)
         with stages.stage("smoke") as stage:
             trained = smoke_command.check(tested)
             stage.done = smoke_test.described(trained)
-    name = f"{NAME}:{spec.local_name}" if spec else reference
-    if spec:
-        image.tag(NAME, spec.local_name)
-    smoke = tested.smoke
-    mounts = [f"--volume={spec.workspace.data}:{local_run.DATA}:ro"] if spec and spec.workspace.data else []
-    words = tested.words(smoke.args if smoke else ["--help"])
+    name = f"{NAME}:{repository.name}" if repository else reference
+    if repository:
+        image.tag(NAME, repository.name)
+    arguments = tested.test.args
+    mounts = [f"--volume={files.data}:{local_run.DATA}:ro"] if files and files.data else []
+    words = tested.words(["--help"] if arguments is None else arguments)
     return {
         "image": name,
         "digest": str(image.id),
@@ -162,7 +191,7 @@ def from_reference(
     }
 
 
-def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
+def subject(image: Image, reference: str, repository: Repository | None) -> smoke_command.Subject:
     """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
     files = files_of(image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
@@ -177,35 +206,37 @@ def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_
             f"{reference}: its ENTRYPOINT {shlex.join(entrypoint) or '(none)'} does not start the launcher: remove "
             "ENTRYPOINT from the Dockerfile, and give the command as CMD"
         )
-    command = workspace.document.run if workspace else None
-    if workspace and command:
-        return smoke_command.Subject(
-            str(image.id), tuple(command), ("--", *command), workspace.document.smoke, workspace
-        )
-    about = json.loads(files[_ABOUT])
-    words = list(config.get("Cmd") or [str(about.get("default", ""))])
-    return smoke_command.Subject(str(image.id), tuple(about["trainers"].get(words[0], words)), tuple(words))
+    if repository and repository.command:
+        command = repository.command
+        return smoke_command.Subject(str(image.id), command, ("--", *command), repository.test, files=repository.files)
+    try:
+        recipe = recipes.parse(files[_ABOUT].decode())
+    except ValueError as error:
+        raise UserError(f"{reference}: its {_ABOUT} is damaged ({error}): build it again") from None
+    words = tuple(config.get("Cmd") or [recipe.default])
+    return smoke_command.Subject(str(image.id), recipe.commands.get(words[0], words), words, recipe=recipe)
 
 
-def closing_command(spec: Spec, trained: dict[str, Any], target: str | None = None) -> str:
-    """Return a command that runs the image of ``spec`` once it has passed.
+def closing_command(recipe: Recipe, trained: dict[str, Any], target: str | None = None, data: str = "") -> str:
+    """Return a command that runs an image once it has passed.
 
     Args:
         trained: the result of its smoke test.
         target: as the user gave it; None for the repository of the current folder.
+        data: the folder that ``--data`` gave.
     """
-    if spec.run:
-        smoke = spec.workspace.document.smoke
-        words = smoke.args if smoke else ["--help"]
-        folders = [f"--data={spec.context.data}"] if spec.context.data else []
+    test = recipe.test
+    if not isinstance(test, Training):
+        words = ["--help"] if test.args is None else test.args
+        folders = [f"--data={data}"] if data else []
         folders += ["--output=output"] if trained.get("writes_output") else []
         return shlex.join(
             ["trainyard", "run", *([target] if target else []), *folders, *(["--", *words] if words else [])]
         )
-    trainer = spec.trainers.default
-    flags = trainer_flags.of_trainer(spec.trainers.package, trainer)
+    trainer = recipe.default
+    flags = trainer_flags.of_trainer(test.package, trainer)
     arguments = ["--fake-data", "--epochs", "1"] if {"fake-data", "epochs"} <= flags else ["--help"]
-    return shlex.join(["docker", "run", "--rm", f"{NAME}:{spec.local_name}", trainer, *arguments])
+    return shlex.join(["docker", "run", "--rm", recipe.local, trainer, *arguments])
 
 
 def tested(trained: dict[str, Any]) -> str:
@@ -223,7 +254,7 @@ def summary(made: Mapping[str, Any], closing: str) -> list[str]:
     """
     verified, trained = made["verify"], made["smoke"]
     rows = {
-        "image": made["image"] + (f", {NAME}:{made['plan'].tag}" if "plan" in made else ""),
+        "image": made["image"] + (f", {NAME}:{made['tag']}" if "tag" in made else ""),
         "size": f"{in_units(verified['size'])} in {len(verified['layers'])} layers, {verified['packages']} packages",
         "tested": tested(trained),
         "changed": made.get("changed"),

@@ -21,13 +21,13 @@ from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import build, smoke_test, target_lock
+from trainyard.image import build, planning, recipes, smoke_test, target_lock
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine, registry
 from trainyard.oci.registry import Repository
 from trainyard.oci.statements import Signer
 from trainyard.oci.transport import is_loopback
-from trainyard.release import pipelines, promotion
+from trainyard.release import pipelines, promotion, sources
 from trainyard.release import publish as publication
 from trainyard.sandbox import containers
 from trainyard.spec import state
@@ -202,8 +202,9 @@ def build_target(spec: Spec, given: Substitutions) -> None:
     if pipelines.schedule_of(spec) is pipelines.NIGHTLY:
         target_lock.lock(spec)
         spec = load(spec.target, context=given.context)
-    plan, facts = build.build(spec, cache=given.cache or None)
-    logger.info(f"built {plan.candidate} {facts['digest']} in {facts['seconds']} s")
+    with planning.planned(spec) as plan:
+        facts = build.build(plan, cache=given.cache or None)
+    logger.info(f"built {plan.recipe.candidate} {facts['digest']} in {facts['seconds']} s")
 
 
 def run_target_step(step: str, target: str, given: Substitutions, show: Callable[[object], None]) -> None:
@@ -218,10 +219,14 @@ def run_target_step(step: str, target: str, given: Substitutions, show: Callable
         logger.info(f"{spec.platform} is not among _PLATFORMS: nothing to do")
     elif step == "build":
         build_target(spec, given)
-    elif step == "verify":
-        verify.verify(spec, candidate_tag(spec.local_name), show=show)
     else:
-        smoke_test.smoke(spec, candidate_tag(spec.local_name))
+        candidate = candidate_tag(spec.local_name)
+        local = docker_engine.image(candidate, made_by=spec.command("dev build"))
+        recipe = recipes.for_image(spec, local.labels)
+        if step == "verify":
+            verify.verify(recipe, candidate, given.context, show=show)
+        else:
+            smoke_test.smoke(recipe, candidate, given.context)
 
 
 def publish(given: Substitutions, signer: Signer | None = None) -> None:
@@ -262,10 +267,10 @@ def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, st
 def _push_target(specs: Sequence[Spec], address: str, signer: Signer | None) -> dict[str, Any]:
     """Push the candidates of a target, and an index of them if it is made for several platforms."""
     candidates = {one.architecture: candidate_tag(one.local_name) for one in specs}
-    first = specs[0]
-    if len(first.platforms) > 1:
-        return publication.push_all(first, address, signer, references=candidates)
-    return publication.push_attached(first, address, signer, reference=candidates[first.architecture])
+    source = sources.of(specs[0])
+    if len(source.named.platforms) > 1:
+        return publication.push_all(source, address, signer, references=candidates)
+    return publication.push_attached(source, address, signer, reference=candidates[source.architecture])
 
 
 def promote(given: Substitutions) -> None:
@@ -278,7 +283,9 @@ def promote(given: Substitutions) -> None:
     address = registry.check_address(given.registry)
     published = json.loads(given.published.read_text(encoding="utf-8"))
     for target, image in published.items():
-        made = promotion.promote(load(target, context=given.context), address, image=image["digest"])
+        named = recipes.named(load(target, context=given.context))
+        repository = Repository(f"{address}/{NAME}", given.context.state)
+        made = promotion.promote(named, repository, image["digest"])
         for tag in made["tags"]:
             logger.info(f"{made['repository']}:{tag} is {made['digest']}")
 

@@ -17,27 +17,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import zstandard
 
+from trainyard import recipe as recipes
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import plan
 from trainyard.oci import image_index
 from trainyard.oci.documents import descriptor, hashed
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.oci.statements import rfc_3339
 from trainyard.oci.transport import Threads
+from trainyard.recipe import Named
 from trainyard.release import pushed_code
 from trainyard.release.pushed_code import Image
-from trainyard.spec import lock, model
-from trainyard.spec.model import Spec
-from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
-from trainyard.spec.workspace import FILE, Workspace
-from trainyard.workspace import check, code_layer, pushes
+from trainyard.spec.architectures import Architecture
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, SETTINGS, TAG, UNTESTED
+from trainyard.workspace import pushes
 from trainyard.workspace.pushes import Push
 
 logger = logging.getLogger(__name__)
@@ -54,92 +53,103 @@ _INLINE_CACHE = "moby.buildkit.cache.v0"
 _CHUNK = 1 << 20
 
 
-def pushed_tag(target: str) -> str:
-    """Return the tag of the image or image index that was pushed last, from any host: ``<target>.pushed``."""
-    return f"{target}.pushed"
+class Code(Protocol):
+    """The code of a repository, and what its image is compared with.
+
+    Attributes:
+        folder: of the repository, ``kept``: of what is kept about its image, whatever the platform.
+        lock: SHA-256 of trainyard.lock, ``config``: that of what trainyard.yaml says; as the image's labels have them.
+    """
+
+    @property
+    def named(self) -> Named: ...
+
+    @property
+    def architecture(self) -> Architecture: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def kept(self) -> Path: ...
+
+    @property
+    def lock(self) -> str: ...
+
+    @property
+    def config(self) -> str: ...
+
+    def write(self, path: Path) -> Layer:
+        """Write the layer of the code as an uncompressed tar."""
+
+    def check_lock(self) -> None:
+        """Raise a :class:`UserError` if trainyard.lock was not resolved from what the repository requires now."""
+
+    def commit(self) -> Commit:
+        """Return the commit of the code."""
 
 
-def address(spec: Spec, registry: str | None) -> str:
+class Layer(Protocol):
+    """A layer that was written: its diff id, the number of its files, and lines about what it lacks."""
+
+    @property
+    def diff_id(self) -> str: ...
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Name the commit of the code; ``seconds`` since 1970."""
+
+    revision: str
+    seconds: int
+
+
+def address(code: Code, registry: str | None) -> str:
     """Return the registry that the code is pushed to: the given one, else the last push's, or raise a UserError."""
-    known = None if registry else pushes.last(_kept(spec), folder=spec.folder)
+    known = None if registry else pushes.last(code.kept, folder=code.folder)
     return known.address if known else check_address(registry)
 
 
-def _kept(spec: Spec) -> Path:
-    """Return the folder of what is kept about the image of a repository, whatever its platform."""
-    return spec.context.state / spec.target
-
-
-def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
-    """Record an image or an image index that was pushed, here and at the registry, for :func:`push` on any host.
-
-    Args:
-        tag: its immutable tag.
-        digest: its digest there; the registry has it.
-    Raises:
-        StepFailed: the registry refuses.
-    """
-    pushed = pushed_code.at_registry(spec, repository, digest)
-    if pushed is None:
-        raise StepFailed(f"{repository.name} no longer has {digest}, which was just pushed: run 'trainyard push' again")
-    pushes.record(_kept(spec), replace(pushed, tag=tag, folder=str(spec.folder)))
-    stored = repository.existing(digest)
-    if not pushed.images:
-        stored = pushed_code.with_configuration(Image(pushed), stored)
-    # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
-    with suppress(UserError):
-        repository.tag(stored, pushed_tag(spec.target))
-
-
-def _pushed(spec: Spec, repository: Repository, version: str | None) -> Push:
+def _pushed(code: Code, repository: Repository, version: str | None) -> Push:
     """Return the image or index whose code is replaced: ``version``, else the last one pushed, or raise a UserError."""
-    versions = [version] if version else [pushed_tag(spec.target), spec.target]
+    versions = [version] if version else [pushed_code.pushed_tag(code.named.name), code.named.name]
     for name in versions:
-        if pushed := pushed_code.at_registry(spec, repository, name):
+        if pushed := pushed_code.at_registry(code.named, code.architecture, repository, name):
             return pushed
     if version:
         raise UserError(f"{repository.name} has no {version}")
     raise UserError(
-        f"{repository.name} has no image of {spec.target}: run 'trainyard push --registry "
+        f"{repository.name} has no image of {code.named.name}: run 'trainyard push --registry "
         f"{repository.name.rpartition('/')[0]}' first"
     )
 
 
-def _check(spec: model.RepositorySpec, pushed: Push, image: Image) -> None:
-    """Raise a :class:`UserError` if an image of ``pushed`` and the workspace's differ in more than their code."""
+def _check(code: Code, pushed: Push, image: Image) -> None:
+    """Raise a :class:`UserError` if an image of ``pushed`` and the repository's differ in more than their code."""
     where = f"{pushed.repository}: {pushed.tag}"
     target = image.labels.get(f"{LABELS}.target")
-    if target != spec.target:
-        raise UserError(f"{where} is an image of '{target}', not of '{spec.target}'")
-    layers, code = image.document.get("layers") or [], image.labels.get(f"{LABELS}.code")
-    if not code or not image.diff_ids or len(layers) != len(image.diff_ids) or image.diff_ids[-1] != code:
+    if target != code.named.name:
+        raise UserError(f"{where} is an image of '{target}', not of '{code.named.name}'")
+    layers, labelled = image.document.get("layers") or [], image.labels.get(f"{LABELS}.code")
+    if not labelled or not image.diff_ids or len(layers) != len(image.diff_ids) or image.diff_ids[-1] != labelled:
         raise UserError(f"{where}: its topmost layer is not the code: run 'trainyard image' and 'trainyard push'")
-    if not spec.lock_file.is_file():
-        raise UserError(f"no {lock.FILE} beside {spec.where}: run 'trainyard image' and 'trainyard push'")
+    if not image.labels.get(recipes.DIGEST):
+        raise UserError(f"{where} was built before images had recipes: run 'trainyard image' and 'trainyard push'")
     compared = {
-        lock.FILE: (image.labels.get(f"{LABELS}.lock"), plan.sha256_of(spec.lock_file)),
-        FILE: (image.labels.get(f"{LABELS}.config"), spec.workspace.config_hash),
+        "trainyard.lock": (image.labels.get(f"{LABELS}.lock"), code.lock),
+        SETTINGS: (image.labels.get(f"{LABELS}.config"), code.config),
     }
     changed = [name for name, (there, here) in compared.items() if there != here]
     if changed:
         raise UserError(
             f"{' and '.join(changed)} changed since {pushed.tag} was pushed, so that replacing the code is not enough: "
             "run 'trainyard image' and 'trainyard push'"
-        )
-
-
-def _check_lock(spec: model.RepositorySpec) -> None:
-    """Raise a :class:`UserError` if trainyard.lock was not resolved from what the workspace requires now.
-
-    It takes about as long as the uploads.
-    """
-    # Not with the others: it is imported while the registry answers.
-    from trainyard.image import repository_lock
-
-    if not repository_lock.is_current(spec):
-        raise UserError(
-            f"the requirements of {spec.where} changed since {lock.FILE} was written: run 'trainyard image' and "
-            "'trainyard push'"
         )
 
 
@@ -195,13 +205,13 @@ def with_code(image: Image, layer: dict[str, Any], diff_id: str, about: dict[str
     return Manifest.of(document, image.push.media_type), data
 
 
-def _commit(workspace: Workspace) -> dict[str, str]:
+def _about(commit: Commit) -> dict[str, str]:
     """Return ``created`` and ``revision`` of the new image: the commit's, as of a build.
 
     The same code therefore makes the same digest on every host.
     """
-    created = datetime.datetime.fromtimestamp(plan.source_date_epoch(workspace.root), tz=datetime.UTC)
-    return {"created": rfc_3339(created), "revision": plan.revision(workspace.root)}
+    created = datetime.datetime.fromtimestamp(commit.seconds, tz=datetime.UTC)
+    return {"created": rfc_3339(created), "revision": commit.revision}
 
 
 def _version(pushed: Push, diff_id: str, commit: dict[str, str]) -> str:
@@ -210,14 +220,15 @@ def _version(pushed: Push, diff_id: str, commit: dict[str, str]) -> str:
     return f"{DEVELOPMENT}{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, Any]:
-    """Replace the code in the image or image index of ``spec`` that was pushed last, and tag the result ``dev-<hash>``.
+def push(code: Code, registry: str, state: Path, *, image: str | None = None) -> dict[str, Any]:
+    """Replace the code in the image or index of a repository that was pushed last; tag the result ``dev-<hash>``.
 
     With a known challenge and image that is six requests, four of them in turn: token, two uploads, manifest. An index
     of two images takes four more: the configuration and the manifest of the other image, and the index.
 
     Args:
         registry: its ``host[:port]/path``.
+        state: the state folder.
         image: tag or digest there of another image or image index of the workspace.
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``base`` (the digest of the image or
@@ -228,37 +239,37 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
             mistake.
     """
     started = time.monotonic()
-    spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
-    repository = Repository(f"{registry}/{NAME}", spec.context.state)
-    known = None if image else pushes.last(_kept(spec), repository.name, spec.folder)
+    repository = Repository(f"{registry}/{NAME}", state)
+    known = None if image else pushes.last(code.kept, repository.name, code.folder)
     with Threads(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
-        token, commit = pool.submit(repository.authorize), pool.submit(_commit, workspace := spec.workspace)
-        current = pool.submit(_check_lock, spec)
-        pushed = known or replace(_pushed(spec, repository, image), folder=str(spec.folder))
+        token, commit = pool.submit(repository.authorize), pool.submit(code.commit)
+        current = pool.submit(code.check_lock)
+        pushed = known or replace(_pushed(code, repository, image), folder=str(code.folder))
         images = pushed_code.images_of(pushed)
         for member in images:
-            _check(spec, pushed, member)
+            _check(code, pushed, member)
         tar = Path(folder) / "code.tar"
-        code = code_layer.write(workspace, tar, spec.site, check.require(spec))
-        version = _version(pushed, code.diff_id, commit.result())
+        layer = code.write(tar)
+        about = _about(commit.result())
+        version = _version(pushed, layer.diff_id, about)
         token.result()
-        for note in code.notes:
+        for note in layer.notes:
             logger.info(note)
-        facts: dict[str, Any] = {"base": pushed.digest, "code": code.diff_id, "files": code.files}
-        same = _same(repository, pushed, images, code.diff_id, version)
+        facts: dict[str, Any] = {"base": pushed.digest, "code": layer.diff_id, "files": layer.files}
+        same = _same(repository, pushed, images, layer.diff_id, version)
         if same is not None:
             if known:
                 # If the code is the image's own again, that is what was pushed last.
                 again = replace(known, code_digest="", code_tag="") if same["digest"] == known.digest else known
-                pushes.record(_kept(spec), again)
+                pushes.record(code.kept, again)
             facts |= {"changed": False, "bytes_uploaded": 0, "seconds": round(time.monotonic() - started, 2)}
             return same | facts
         # One blob for each media type; images of one index usually have the same.
         types = sorted({member.code_type for member in images})
         files = {name: tar.with_name(f"code-{number}") for number, name in enumerate(types)}
         layers = {name: compress(tar, file, name) for name, file in files.items()}
-        about = commit.result() | {"version": version}
-        made = [with_code(member, layers[member.code_type], code.diff_id, about) for member in images]
+        about |= {"version": version}
+        made = [with_code(member, layers[member.code_type], layer.diff_id, about) for member in images]
         configurations = [config for _, config in made]
         sent = [pool.submit(repository.upload, config, hashed(config)) for config in configurations]
         for name, file in files.items():  # the layers, which are larger, in this thread, which an interrupt reaches
@@ -269,10 +280,10 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
         manifests = [manifest for manifest, _ in made]
         if pushed.images:
             members = {member.architecture: manifest for member, manifest in zip(images, manifests, strict=True)}
-            manifests.append(image_index.make(members, {TAG: version, f"{LABELS}.target": spec.target}))
-        _put(spec, repository, manifests, version, pushed)
+            manifests.append(image_index.make(members, {TAG: version, f"{LABELS}.target": code.named.name}))
+        _put(code, repository, manifests, version, pushed)
     if not image:
-        pushes.record(_kept(spec), replace(pushed, code_digest=manifests[-1].digest, code_tag=version))
+        pushes.record(code.kept, replace(pushed, code_digest=manifests[-1].digest, code_tag=version))
     size = sum(layer["size"] for layer in layers.values()) + sum(map(len, configurations))
     size += sum(len(manifest.body) for manifest in manifests)
     facts |= {
@@ -306,7 +317,7 @@ def _gone(pushed: Push) -> UserError:
     return UserError(f"{pushed.repository} no longer has {pushed.tag}: run 'trainyard push' again")
 
 
-def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Push) -> None:
+def _put(code: Code, repository: Repository, manifests: Sequence[Manifest], tag: str, pushed: Push) -> None:
     """Store manifests, the last one under a tag and those before, which it names, by their digests.
 
     Raises:
@@ -321,5 +332,5 @@ def _put(spec: Spec, repository: Repository, manifests: Sequence[Manifest], tag:
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
         if not re.search(r"blob[ _]unknown", str(error), re.IGNORECASE):
             raise
-        pushes.forget(_kept(spec), repository.name)
+        pushes.forget(code.kept, repository.name)
         raise _gone(pushed) from None

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine, image_index, inventory
+from trainyard.oci import docker_engine, image_index
 from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.documents import labels_in
-from trainyard.oci.registry import Manifest, Repository, check_address
+from trainyard.oci.registry import Manifest, Repository
+from trainyard.recipe import Named
 from trainyard.release import claims
 from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
-from trainyard.spec.model import Spec, each_platform, load
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 
 
@@ -34,18 +34,18 @@ class PlatformIndex:
 
 
 def passed_here(kept: Path, digest: str) -> bool:
-    """Return whether a digest passed verify and smoke here; ``kept``: ``Spec.kept`` of its target and platform."""
+    """Return whether a digest passed verify and smoke here; ``kept``: the folder of its results."""
     results = (state.recall(kept, "verify", digest), state.recall(kept, "smoke", digest))
     return all(result and result["passed"] for result in results)
 
 
-def images_of_host(spec: Spec) -> dict[Architecture, str]:
+def images_of_host(named: Named, context: Context) -> dict[Architecture, str]:
     """Return the digests of the images of a target that passed on this host."""
     digests = {}
-    for one in each_platform(spec):
-        digest = digest_of(f"{NAME}:{one.local_name}")
-        if digest and passed_here(one.kept, digest):
-            digests[one.architecture] = digest
+    for architecture in named.architectures:
+        digest = digest_of(f"{NAME}:{named.local_name_for(architecture)}")
+        if digest and passed_here(named.kept_for(context.state, architecture), digest):
+            digests[architecture] = digest
     return digests
 
 
@@ -80,8 +80,8 @@ def check_same(repository: Repository, members: Mapping[str, Manifest]) -> dict[
     return first
 
 
-def check_passed(spec: Spec, repository: Repository, version: str, members: Mapping[str, Manifest]) -> None:
-    """Check that an image or index, whose tag or digest is ``version``, is of ``spec`` and passed verify and smoke.
+def check_passed(named: Named, repository: Repository, version: str, members: Mapping[str, Manifest]) -> None:
+    """Check that an image or index, whose tag or digest is ``version``, is of a target and passed verify and smoke.
 
     Raises:
         UserError: it is of another target, it was never tested, one of its images did not pass, or see
@@ -89,24 +89,25 @@ def check_passed(spec: Spec, repository: Repository, version: str, members: Mapp
     """
     labels = check_same(repository, members)
     target = labels.get(f"{LABELS}.target")
-    if target != spec.target:
-        raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{spec.target}'")
+    if target != named.name:
+        raise UserError(f"{version} at {repository.name} is an image of target '{target}', not '{named.name}'")
     if labels.get(f"{LABELS}.tested") == UNTESTED or version.startswith(DEVELOPMENT):
         raise UserError(
             f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
-            f"run '{spec.command('image')}' and '{spec.command('push')}'"
+            f"run '{named.command('image')}' and '{named.command('push')}'"
         )
-    folders = {one.platform: one.kept for one in each_platform(spec)}
+    state_folder = repository.state
+    folders = {one.platform: named.kept_for(state_folder, one) for one in named.architectures}
     for platform, member in members.items():
-        passed = passed_here(folders.get(platform, spec.context.state / spec.target), member.digest)
+        passed = passed_here(folders.get(platform, state_folder / named.name), member.digest)
         if not passed and not claims.passed(repository, member.digest):
             raise UserError(
                 f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by its "
-                f"claims at {repository.name}: run '{spec.command('image')}' and '{spec.command('push')}'"
+                f"claims at {repository.name}: run '{named.command('image')}' and '{named.command('push')}'"
             )
 
 
-def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> dict[Architecture, str]:
+def images_at(named: Named, repository: Repository, versions: Sequence[str]) -> dict[Architecture, str]:
     """Return the digests of images of a target at a registry, which may have been built and pushed on several hosts.
 
     Args:
@@ -117,20 +118,20 @@ def images_at(spec: Spec, repository: Repository, versions: Sequence[str]) -> di
     """
     if not versions:
         raise UserError(
-            f"no image of {spec.target} to make an index of: give the tags or digests that were pushed with '--images'"
+            f"no image of {named.name} to make an index of: give the tags or digests that were pushed with '--images'"
         )
     digests: dict[Architecture, str] = {}
     for version in versions:
         manifest = repository.manifest(version)
         if manifest is None:
-            raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' where it was built")
+            raise UserError(f"{repository.name} has no {version}: run '{named.command('push')}' where it was built")
         members = image_index.members(repository, manifest)
-        check_passed(spec, repository, version, members)
+        check_passed(named, repository, version, members)
         for platform, member in members.items():
-            if platform not in spec.platforms:
+            if platform not in named.platforms:
                 raise UserError(
-                    f"{version} at {repository.name} is for {platform}, and {spec.target} is made for "
-                    f"{', '.join(spec.platforms)} ('platforms' of its spec)"
+                    f"{version} at {repository.name} is for {platform}, and {named.name} is made for "
+                    f"{', '.join(named.platforms)} ('platforms' of its spec)"
                 )
             other = digests.setdefault(PLATFORMS[platform], member.digest)
             if other != member.digest:
@@ -157,37 +158,15 @@ def index_tag(tags: Mapping[Architecture, str]) -> str:
     return f"{version}-{day}-{digest.hexdigest()[:8]}"
 
 
-def version_of_host(spec: Spec, repository: Repository) -> str:
+def version_of_host(named: Named, repository: Repository, architecture: Architecture, context: Context) -> str:
     """Return the digest of this host's image, or of the index of its images if the target has several platforms.
 
     Raises:
         UserError: there is no image that passed.
     """
-    if len(spec.platforms) > 1:
-        images = images_of_host(spec)
+    if len(named.platforms) > 1:
+        images = images_of_host(named, context)
         if images and all(repository.has(digest) for digest in images.values()):
             return make(repository, images).manifest.digest
-    return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))
-
-
-def image_to_sign(
-    context: Context, target: str | None, address: str | None, image: str | None
-) -> tuple[Repository, Manifest]:
-    """Return the repository and the manifest of an image at a registry.
-
-    Args:
-        target: whose local image was pushed to ``address``, ``host[:port]/path``.
-        image: reference of an image at a registry, instead of the two.
-    Raises:
-        UserError: there is no such image, here or at the registry.
-    """
-    if image:
-        repository, version = inventory.at_registry(image)
-    else:
-        spec = load(target, context=context)
-        repository = Repository(f"{check_address(address)}/{NAME}", spec.context.state)
-        version = version_of_host(spec, repository)
-    subject = repository.manifest(version)
-    if subject is None:
-        raise UserError(f"{repository.name} has no {version}: push it first")
-    return repository, subject
+    reference = f"{NAME}:{named.local_name_for(architecture)}"
+    return docker_engine.digest(reference, made_by=named.command("image", architecture))

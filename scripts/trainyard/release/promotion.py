@@ -22,11 +22,11 @@ from trainyard.oci.documents import InvalidAnswer, hashed
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.statements import Signer, Trust
 from trainyard.oci.transport import MAX_ATTEMPTS
+from trainyard.recipe import Named, version_tag
 from trainyard.release import claims, platform_index, predicates
 from trainyard.release.platform_index import labels_of
 from trainyard.release.predicates import Claim
 from trainyard.spec import state
-from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME
 
 #: Seconds that each further reading of the tags waits longer than the one before.
@@ -35,19 +35,18 @@ _WAIT = 0.2
 logger = logging.getLogger(__name__)
 
 
-def image_to_promote(spec: Spec, repository: Repository, image: str | None) -> Manifest:
-    """Return the manifest or index of a tag or digest at a registry, or of this host's image if ``image`` is None.
+def image_to_promote(named: Named, repository: Repository, version: str) -> Manifest:
+    """Return the manifest or index of a tag or digest at a registry.
 
     Raises:
         UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
     """
-    if spec.fallback_for:
-        raise _fallback_refused(spec.target, spec.fallback_for)
-    version = image or platform_index.version_of_host(spec, repository)
+    if named.fallback_for:
+        raise _fallback_refused(named.name, named.fallback_for)
     manifest = repository.manifest(version)
     if manifest is None:
-        raise UserError(f"{repository.name} has no {version}: run '{spec.command('push')}' first")
-    platform_index.check_passed(spec, repository, version, image_index.members(repository, manifest))
+        raise UserError(f"{repository.name} has no {version}: run '{named.command('push')}' first")
+    platform_index.check_passed(named, repository, version, image_index.members(repository, manifest))
     if replaced := labels_of(repository, manifest).get(f"{LABELS}.fallback-for"):
         raise _fallback_refused(f"{version} at {repository.name}", replaced)
     return manifest
@@ -81,14 +80,13 @@ class Demanded:
 
 
 def promote(
-    spec: Spec, address: str, *, image: str | None = None, to: str | None = None, demanded: Demanded | None = None
+    named: Named, source: Repository, version: str, *, to: str | None = None, demanded: Demanded | None = None
 ) -> dict[str, Any]:
-    """Move the floating tags of ``spec`` to an image.
+    """Move the floating tags of a target to an image.
 
     Args:
-        address: registry and path that the image was pushed to.
-        image: its tag or digest there; this host's image if None.
-        to: registry and path whose tags are moved; ``address`` if None.
+        source: repository that the image was pushed to, ``version``: its tag or digest there.
+        to: registry and path whose tags are moved; that of ``source`` if None.
         demanded: signed claims that the image must have.
     Returns:
         ``digest``, ``tags`` (tag -> the digest that it had before, or None), ``repository``, ``tested`` (how far the
@@ -97,9 +95,8 @@ def promote(
         UserError: see :func:`image_to_promote`; or ``to`` is at another registry, or its tags are immutable.
         StepFailed: a claim that is demanded is missing or not valid.
     """
-    source = Repository(f"{address}/{NAME}", spec.context.state)
-    destination = Repository(f"{to}/{NAME}", spec.context.state) if to else source
-    manifest = image_to_promote(spec, source, image)
+    destination = Repository(f"{to}/{NAME}", source.state) if to else source
+    manifest = image_to_promote(named, source, version)
     summary = _checked_claims(source, manifest, demanded) if demanded else None
     if destination.host != source.host:
         raise UserError(f"'--to {to}': must be at {source.host}, where the image is")
@@ -107,8 +104,8 @@ def promote(
         destination.mount(manifest, source)
         _copy_claims(manifest, source, destination)
     with _locked(destination):
-        _warn_if_mixed(spec, destination)
-        tags = (spec.version_tag(framework_version(source, manifest)), spec.target)
+        _warn_if_mixed(named.name, destination)
+        tags = (version_tag(named.name, framework_version(source, manifest)), named.name)
         before = {tag: destination.manifest(tag) for tag in tags}
         moved = {tag: one for tag, one in before.items() if one is None or one.digest != manifest.digest}
         if moved and summary and demanded and demanded.signer:
@@ -118,7 +115,7 @@ def promote(
                 destination.put(one, f"{tag}.previous")
             destination.put(manifest, tag)
         if moved:
-            _settle(spec, destination, manifest)
+            _settle(named.name, destination, manifest)
     return {
         "digest": manifest.digest,
         "tags": {tag: one.digest if one else None for tag, one in moved.items()},
@@ -134,32 +131,32 @@ def _locked(repository: Repository) -> AbstractContextManager[None]:
     return state.file_lock(repository.state, name, f"another process moves tags of {repository.name}: waiting for it")
 
 
-def _mixed(spec: Spec, repository: Repository) -> tuple[Manifest | None, str, Manifest | None]:
+def _mixed(name: str, repository: Repository) -> tuple[Manifest | None, str, Manifest | None]:
     """Return the image under the target's tag, the tag of its version, and the image under that tag."""
-    now = repository.manifest(spec.target)
+    now = repository.manifest(name)
     if now is None:
         return None, "", None
-    versioned = spec.version_tag(framework_version(repository, now))
+    versioned = version_tag(name, framework_version(repository, now))
     return now, versioned, repository.manifest(versioned)
 
 
-def _warn_if_mixed(spec: Spec, repository: Repository) -> None:
+def _warn_if_mixed(name: str, repository: Repository) -> None:
     """Name the tags that a command which was killed, or another host, left on different images."""
     try:
-        now, versioned, stored = _mixed(spec, repository)
+        now, versioned, stored = _mixed(name, repository)
     except InvalidAnswer:
         raise
     except StepFailed as error:  # such as an index that promote refuses: moving the tag away from it is the way out
-        logger.warning(f"{repository.name}:{spec.target} is no image that can be read ({error}): it is moved now")
+        logger.warning(f"{repository.name}:{name} is no image that can be read ({error}): it is moved now")
         return
     if now and (stored is None or stored.digest != now.digest):
         logger.warning(
-            f"{repository.name}:{spec.target} is {now.digest[:19]} and {versioned} is "
+            f"{repository.name}:{name} is {now.digest[:19]} and {versioned} is "
             f"{stored.digest[:19] if stored else 'missing'}: a promote or rollback was interrupted; both are moved now"
         )
 
 
-def _settle(spec: Spec, repository: Repository, manifest: Manifest) -> None:
+def _settle(name: str, repository: Repository, manifest: Manifest) -> None:
     """Read the tags back, until both are the same image, after they were moved to ``manifest``.
 
     Registries have no transactions. Whoever moves tags moves the target's own tag last; if another host moves them at
@@ -170,18 +167,18 @@ def _settle(spec: Spec, repository: Repository, manifest: Manifest) -> None:
     """
     for attempt in range(MAX_ATTEMPTS):
         time.sleep(_WAIT * attempt)
-        now, versioned, stored = _mixed(spec, repository)
+        now, versioned, stored = _mixed(name, repository)
         if now and stored and stored.digest == now.digest:
             if now.digest == manifest.digest:
                 return
             raise StepFailed(
-                f"{repository.name}: {spec.target} and {versioned} are {now.digest[:19]}, not {manifest.digest[:19]}: "
+                f"{repository.name}: {name} and {versioned} are {now.digest[:19]}, not {manifest.digest[:19]}: "
                 "another process moved them at the same time; run this again if it should not have"
             )
         if now:
             repository.put(now, versioned)
     raise StepFailed(
-        f"{repository.name}: {spec.target} is {now.digest[:19] if now else 'missing'} and {versioned} is "
+        f"{repository.name}: {name} is {now.digest[:19] if now else 'missing'} and {versioned} is "
         f"{stored.digest[:19] if stored else 'missing'}: other processes move them all the time; run this again"
     )
 
@@ -201,7 +198,7 @@ def _copy_claims(manifest: Manifest, source: Repository, destination: Repository
         statements.copy(one, source, destination)
 
 
-def rollback(spec: Spec, address: str) -> dict[str, Any]:
+def rollback(name: str, repository: Repository) -> dict[str, Any]:
     """Swap ``<tag>`` and ``<tag>.previous`` of the target and of the version that it now has.
 
     Returns:
@@ -209,22 +206,21 @@ def rollback(spec: Spec, address: str) -> dict[str, Any]:
     Raises:
         UserError: there is no previous image.
     """
-    repository = Repository(f"{address}/{NAME}", spec.context.state)
     with _locked(repository):
-        now = repository.manifest(spec.target)
-        before = repository.manifest(f"{spec.target}.previous")
+        now = repository.manifest(name)
+        before = repository.manifest(f"{name}.previous")
         if now is None or before is None:
-            raise UserError(f"{repository.name}:{spec.target} was never promoted twice: there is no previous image")
-        _warn_if_mixed(spec, repository)
+            raise UserError(f"{repository.name}:{name} was never promoted twice: there is no previous image")
+        _warn_if_mixed(name, repository)
         framework_version(repository, before)  # raises, before anything is moved, if its documents have changed
         moved, wanted = {}, before
         # The target's own tag is last: see _settle.
-        for tag in (spec.version_tag(framework_version(repository, now)), spec.target):
+        for tag in (version_tag(name, framework_version(repository, now)), name):
             now, before = repository.manifest(tag), repository.manifest(f"{tag}.previous")
             if now is None or before is None:  # the first image of its version: the version's tag is not moved
                 continue
             repository.put(before, tag)
             repository.put(now, f"{tag}.previous")
             moved[tag] = [before.digest, now.digest]
-        _settle(spec, repository, wanted)
+        _settle(name, repository, wanted)
     return {"repository": repository.name, "tags": moved}

@@ -10,23 +10,26 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import docker.errors
 
 from trainyard.common import stages
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import fallback, local_run, provenance
+from trainyard.image import provenance
 from trainyard.oci import docker_engine, inventory, registry
 from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.oci.statements import Signer
-from trainyard.release import audit, claims, code_push, platform_index, predicates
-from trainyard.spec import model, state
+from trainyard.recipe import Named
+from trainyard.release import audit, claims, platform_index, predicates, pushed_code
+from trainyard.sandbox.containers import recipe_of
+from trainyard.spec import state
 from trainyard.spec.architectures import PLATFORMS, Architecture
-from trainyard.spec.model import Spec, each_platform
 from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
 from trainyard.spec.units import in_units
 
@@ -72,34 +75,69 @@ def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[s
     ]
 
 
-def image_to_push(spec: Spec) -> Any:
+@dataclass(frozen=True)
+class Source:
+    """Name the images that are pushed.
+
+    Attributes:
+        in_place: target that is built where the base of this one is out of reach; empty if there is none.
+        architecture: which of them, where one is meant.
+        folder: of the repository that they are of.
+    """
+
+    named: Named
+    context: Context
+    architecture: Architecture
+    folder: Path
+    in_place: str = ""
+
+    def on(self, architecture: Architecture) -> Source:
+        """Return the source of the image for another platform."""
+        return replace(self, architecture=architecture)
+
+    @property
+    def local_name(self) -> str:
+        """Return the tag of the image on this host."""
+        return self.named.local_name_for(self.architecture)
+
+    @property
+    def kept(self) -> Path:
+        """Return the folder of what this host keeps about the image."""
+        return self.named.kept_for(self.context.state, self.architecture)
+
+    def command(self, name: str) -> str:
+        """Return a command for the image, for messages."""
+        return self.named.command(name, self.architecture)
+
+
+def image_to_push(source: Source) -> Any:
     """Return the local image ``trainyard:<target>``, or the target's candidate if there is none.
 
     Raises:
         UserError: there is neither; the line says if the fallback of the target was built.
     """
+    name, in_place = source.local_name, source.in_place
     with contextlib.suppress(docker.errors.ImageNotFound):
-        return docker_engine.client().images.get(f"{NAME}:{spec.local_name}")
-    in_place = fallback.of(spec)
-    if in_place and digest_of(f"{NAME}:{in_place.local_name}") and not digest_of(candidate_tag(spec.local_name)):
+        return docker_engine.client().images.get(f"{NAME}:{name}")
+    if in_place and digest_of(f"{NAME}:{in_place}") and not digest_of(candidate_tag(name)):
         raise UserError(
-            f"no local image {NAME}:{spec.local_name}: {in_place.target} was built in its place; "
-            f"'{in_place.command('push')}' pushes that under its name"
+            f"no local image {NAME}:{name}: {in_place} was built in its place; 'trainyard push {in_place}' pushes that "
+            "under its name"
         )
-    return docker_engine.image(candidate_tag(spec.local_name), made_by=spec.command("image"))
+    return docker_engine.image(candidate_tag(name), made_by=source.command("image"))
 
 
-def check_level(spec: Spec, level: str) -> None:
+def check_level(source: Source, level: str) -> None:
     """Raise a :class:`UserError` if the code of an image was started and did not run, by its label ``level``."""
     if level == "started":
         raise UserError(
-            f"{spec.target} was only started, its code has not run: give 'smoke' in {spec.where} and run "
-            f"'{spec.command('image')}', or push it with --allow-untested"
+            f"{source.named.name} was only started, its code has not run: give 'smoke' in {source.named.source} and "
+            f"run '{source.command('image')}', or push it with --allow-untested"
         )
 
 
-def push(spec: Spec, address: str, *, reference: str | None = None, allow_untested: bool = False) -> dict[str, Any]:
-    """Push the image of ``spec``.
+def push(source: Source, address: str, *, reference: str | None = None, allow_untested: bool = False) -> dict[str, Any]:
+    """Push an image.
 
     Args:
         address: ``host[:port]/path`` of the registry, here and below.
@@ -115,18 +153,18 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         StepFailed: a locked package has a known vulnerability without a waiver.
     """
     started = time.monotonic()
-    advisories = audit.require(spec)
-    image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
+    image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(source)
     digest = str(image.id)
-    local_run.check_own(spec, image)
-    passed = state.require(spec.kept, digest, "verify", "smoke", made_by=spec.command("image"))
+    recipe = recipe_of(image, made_by=source.command("image"))
+    advisories = audit.require(recipe)
+    passed = state.require(source.kept, digest, "verify", "smoke", made_by=source.command("image"))
     tag = str(image.labels.get(TAG) or "")
     if not tag:
-        raise UserError(f"{digest[:19]} has no label {TAG}: run '{spec.command('image')}'")
+        raise UserError(f"{digest[:19]} has no label {TAG}: run '{source.command('image')}'")
     level = str(image.labels.get(f"{LABELS}.tested") or "")
     if not allow_untested:
-        check_level(spec, level)
-    repository = Repository(f"{address}/{NAME}", spec.context.state)
+        check_level(source, level)
+    repository = Repository(f"{address}/{NAME}", source.context.state)
     destination = f"{repository.name}:{tag}"
     parts = blobs(passed["verify"])
     before = registry.digest_of(destination)
@@ -134,7 +172,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     if before is not None and not same:
         raise UserError(
             f"{destination} is {before[:19]} at the registry, and immutable tags are never moved; this image is "
-            f"{digest[:19]}: commit your changes and run '{spec.command('image')}' to get a new tag"
+            f"{digest[:19]}: commit your changes and run '{source.command('image')}' to get a new tag"
         )
     if same:
         digest = str(before)
@@ -162,39 +200,40 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
 
 
 def push_attached(
-    spec: Spec,
+    source: Source,
     address: str,
     signer: Signer | None,
     *,
     reference: str | None = None,
     allow_untested: bool = False,
 ) -> dict[str, Any]:
-    """Push the image of ``spec`` as :func:`push` does, with the claims that :func:`attach_claims` makes.
+    """Push an image as :func:`push` does, with the claims that :func:`attach_claims` makes.
 
     Returns:
         That of :func:`push`, and ``attached``: the kinds of the claims that the image did not have yet.
     """
-    pushed = push(spec, address, reference=reference, allow_untested=allow_untested)
-    attached = attach_claims(spec, address, pushed["digest"], signer, reference=reference)
-    _remember(spec, Repository(f"{address}/{NAME}", spec.context.state), pushed)
+    pushed = push(source, address, reference=reference, allow_untested=allow_untested)
+    attached = attach_claims(source, address, pushed["digest"], signer, reference=reference)
+    _remember(source, Repository(f"{address}/{NAME}", source.context.state), pushed)
     return pushed | {"attached": attached}
 
 
-def _remember(spec: Spec, repository: Repository, pushed: dict[str, Any]) -> None:
-    """Record what was pushed of a workspace as that whose code ``push --code-only`` replaces."""
-    if isinstance(spec, model.RepositorySpec):
-        code_push.remember(spec, repository, pushed["tag"].rpartition(":")[2], pushed["digest"])
+def _remember(source: Source, repository: Repository, pushed: dict[str, Any]) -> None:
+    """Record what was pushed of a repository as that whose code ``push --code-only`` replaces."""
+    if source.named.is_repository:
+        tag = pushed["tag"].rpartition(":")[2]
+        pushed_code.remember(source.named, source.architecture, source.folder, repository, tag, pushed["digest"])
 
 
 def push_all(
-    spec: Spec,
+    source: Source,
     address: str,
     signer: Signer | None,
     *,
     references: Mapping[Architecture, str] | None = None,
     allow_untested: bool = False,
 ) -> dict[str, Any]:
-    """Push the images of several platforms of ``spec`` with :func:`push_attached`, and an index of them.
+    """Push the images of several platforms with :func:`push_attached`, and an index of them.
 
     Args:
         references: the local images; those that passed on this host if None.
@@ -205,19 +244,19 @@ def push_all(
         UserError: no image of the target passed, their versions differ, or see :func:`push`.
     """
     started = time.monotonic()
-    chosen = platform_index.images_of_host(spec) if references is None else references
+    chosen = platform_index.images_of_host(source.named, source.context) if references is None else references
     if not chosen:
-        image_to_push(spec)  # reports that there is no image; else it did not pass
-        state.require(spec.kept, str(image_to_push(spec).id), "verify", "smoke", made_by=spec.command("image"))
+        image = image_to_push(source)  # reports that there is no image; else it did not pass
+        state.require(source.kept, str(image.id), "verify", "smoke", made_by=source.command("image"))
     images = {
         one.platform: push_attached(
-            one, address, signer, reference=chosen[one.architecture], allow_untested=allow_untested
+            source.on(one), address, signer, reference=chosen[one], allow_untested=allow_untested
         )
-        for one in each_platform(spec)
-        if one.architecture in chosen
+        for one in source.named.architectures
+        if one in chosen
     }
     at_registry = {PLATFORMS[platform]: image["digest"] for platform, image in images.items()}
-    index = push_index(spec, Repository(f"{address}/{NAME}", spec.context.state), at_registry, signer)
+    index = push_index(source, Repository(f"{address}/{NAME}", source.context.state), at_registry, signer)
     return index | {
         "images": images,
         "tested": next(iter(images.values()))["tested"],
@@ -227,9 +266,9 @@ def push_all(
 
 
 def push_index(
-    spec: Spec, repository: Repository, digests: Mapping[Architecture, str], signer: Signer | None
+    source: Source, repository: Repository, digests: Mapping[Architecture, str], signer: Signer | None
 ) -> dict[str, Any]:
-    """Push an index of images of ``spec`` that are at a registry; a warning names each platform that it lacks.
+    """Push an index of images that are at a registry; a warning names each platform that it lacks.
 
     Returns:
         ``reference`` (by digest), ``tag`` (the reference by tag), ``digest``, ``platforms``, ``attached``,
@@ -247,19 +286,18 @@ def push_index(
     if not before:
         repository.tag(index.manifest, index.tag)
     attached = claims.attach(repository, index.manifest, signer, [predicates.signature()]) if signer else []
-    for one in each_platform(spec):
-        if one.architecture not in digests:
-            logger.warning(
-                f"the image index has no {one.platform}: no image for it passed; '{one.command('image')}' makes one"
-            )
+    for one in source.named.architectures:
+        if one not in digests:
+            again = source.named.command("image", one)
+            logger.warning(f"the image index has no {one.platform}: no image for it passed; '{again}' makes one")
     made = {
         **repository.named(index.manifest.digest, index.tag),
-        "platforms": [name for name in spec.platforms if PLATFORMS[name] in digests],
+        "platforms": [name for name in source.named.platforms if PLATFORMS[name] in digests],
         "attached": attached,
         "bytes_uploaded": 0 if before else len(index.manifest.body),
         "already_there": before is not None,
     }
-    _remember(spec, repository, made)
+    _remember(source, repository, made)
     return made
 
 
@@ -291,7 +329,7 @@ def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
 
 
 def attach_claims(
-    spec: Spec,
+    source: Source,
     address: str,
     digest: str,
     signer: Signer | None,
@@ -309,16 +347,16 @@ def attach_claims(
     """
     from trainyard.release import sbom  # its libraries take long to import
 
-    repository = Repository(f"{address}/{NAME}", spec.context.state)
+    repository = Repository(f"{address}/{NAME}", source.context.state)
     subject = repository.existing(digest)
-    local = reference or str(image_to_push(spec).id)
+    local = reference or str(image_to_push(source).id)
     known = claims.check(repository, digest, signer.trust if signer else None)
     made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
-        made.append(predicates.sbom(sbom.make(inventory.local(local), spec)))
-    if statement := provenance.statement(spec.kept, digest):
+        made.append(predicates.sbom(sbom.make(inventory.local(local))))
+    if statement := provenance.statement(source.kept, digest):
         made.append(predicates.provenance(statement))
-    passed_as = docker_engine.digest(local, made_by=spec.command("image"))
-    passed = state.require(spec.kept, passed_as, "verify", "smoke", made_by=spec.command("image"))
+    passed_as = docker_engine.digest(local, made_by=source.command("image"))
+    passed = state.require(source.kept, passed_as, "verify", "smoke", made_by=source.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
     return claims.attach(repository, subject, signer, made, known=known)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from trainyard.common.errors import UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import image_index
 from trainyard.oci.documents import CONFIGURATION, Configured, InvalidAnswer, check_manifest, hashed, parse
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.recipe import Named
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
-from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, TAG
+from trainyard.workspace import pushes
 from trainyard.workspace.pushes import Push
 
 #: The annotation with the manifest of the image, and the index that it is in, if any, as they were before the manifest
@@ -66,15 +69,45 @@ class Image(Configured):
         return str(self.document["layers"][-1]["mediaType"])
 
 
+def pushed_tag(target: str) -> str:
+    """Return the tag of the image or image index that was pushed last, from any host: ``<target>.pushed``."""
+    return f"{target}.pushed"
+
+
+def remember(
+    named: Named, architecture: Architecture, folder: Path, repository: Repository, tag: str, digest: str
+) -> None:
+    """Record an image or an image index that was pushed, here and at the registry, for code-only pushes on any host.
+
+    Args:
+        architecture: of the image that is taken of an index, where the repository has one platform.
+        folder: of the repository.
+        tag: its immutable tag.
+        digest: its digest there; the registry has it.
+    Raises:
+        StepFailed: the registry refuses.
+    """
+    pushed = at_registry(named, architecture, repository, digest)
+    if pushed is None:
+        raise StepFailed(f"{repository.name} no longer has {digest}, which was just pushed: run 'trainyard push' again")
+    pushes.record(repository.state / named.name, replace(pushed, tag=tag, folder=str(folder)))
+    stored = repository.existing(digest)
+    if not pushed.images:
+        stored = with_configuration(Image(pushed), stored)
+    # Where tags are immutable, other hosts find the image by its floating tag, or by --image.
+    with suppress(UserError):
+        repository.tag(stored, pushed_tag(named.name))
+
+
 def images_of(push: Push) -> list[Image]:
     """Return the images of an index, or the image alone, that a record is about."""
     return [Image(member) for member in push.images or (push,)]
 
 
-def at_registry(spec: Spec, repository: Repository, version: str) -> Push | None:
+def at_registry(named: Named, architecture: Architecture, repository: Repository, version: str) -> Push | None:
     """Return the record of an image or an index by its tag or digest; None if there is none.
 
-    An index is taken as a whole if the workspace has several platforms, else its image for the platform of ``spec``.
+    An index is taken as a whole if the workspace has several platforms, else its image for ``architecture``.
 
     Raises:
         UserError: it is an index without an image for a platform of the workspace.
@@ -85,12 +118,12 @@ def at_registry(spec: Spec, repository: Repository, version: str) -> Push | None
     document = stored.document
     if not image_index.is_index(document):
         return _image(repository, stored, version)
-    members, alone = image_index.images(document), len(spec.platforms) == 1
-    digests = [image_index.digest_for(document, spec.architecture)] if alone else map(members.get, spec.platforms)
+    members, alone = image_index.images(document), len(named.platforms) == 1
+    digests = [image_index.digest_for(document, architecture)] if alone else map(members.get, named.platforms)
     images = tuple(_image(repository, repository.existing(digest), version) for digest in digests if digest)
     if not images:
         raise UserError(
-            f"{repository.name}@{stored.digest[:19]} is an index without an image for {', '.join(spec.platforms)}"
+            f"{repository.name}@{stored.digest[:19]} is an index without an image for {', '.join(named.platforms)}"
         )
     if alone:  # an image with its provenance, which is pulled by the digest of the index
         return replace(images[0], digest=stored.digest)

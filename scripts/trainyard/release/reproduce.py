@@ -15,19 +15,19 @@ import posixpath
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from trainyard import recipe as recipes
 from trainyard.common.errors import UserError
 from trainyard.image import build
+from trainyard.image.plan import Plan
 from trainyard.oci import builder, docker_engine, image_store, layers
 from trainyard.spec import state
-from trainyard.spec.model import Spec
-from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
 
 logger = logging.getLogger(__name__)
@@ -114,11 +114,11 @@ def entries(stream: io.BufferedReader) -> dict[str, Entry]:
     return found
 
 
-def listings(reference: str, dockerfile: str) -> tuple[dict[str, Any], list[Listing]]:
+def listings(reference: str, known: Sequence[recipes.Layer]) -> tuple[dict[str, Any], list[Listing]]:
     """Return the configuration of a local image and the listings of its layers, bottom first."""
     parts = image_store.read(reference, entries)
     config: dict[str, Any] = json.loads(parts.config)
-    names = layers.name_layers(layers.made_by(config, len(parts.layers)), dockerfile)
+    names = layers.name_layers(layers.made_by(config, len(parts.layers)), known)
     found = [
         Listing(stage, str(diff_id), layer.found)
         for layer, diff_id, (stage, _) in zip(parts.layers, config["rootfs"]["diff_ids"], names, strict=False)
@@ -200,36 +200,35 @@ def _changed(one: Any, other: Any) -> tuple[str, ...]:
     return (f"{json.dumps(one)}, then {json.dumps(other)}",)
 
 
-def require_space(spec: Spec) -> None:
+def require_space(plan: Plan) -> None:
     """Check that the engine's disk has space for a build without cache, if the engine builds and is on this host.
 
     Raises:
         UserError: there is too little; the message gives the free space and the space that is needed.
     """
     root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
-    if not (root.is_dir() and builder.current(spec.context.builder).in_engine):
+    if not (root.is_dir() and builder.current(plan.context.builder).in_engine):
         return
-    known = state.last(spec.kept, "verify")
-    size = (known.get("size") if known else None) or spec.budget.size
+    known = state.last(plan.kept, "verify")
+    size = (known.get("size") if known else None) or plan.recipe.budget.size
     free = shutil.disk_usage(root).free
     if free < SPACE_FACTOR * size:
         raise UserError(
-            f"{root} has {in_units(free)} free, and a build of {spec.target} ({in_units(size)}) without cache needs "
-            f"{in_units(SPACE_FACTOR * size)}: free some, for example with 'trainyard clean --cache'"
+            f"{root} has {in_units(free)} free, and a build of {plan.recipe.name} ({in_units(size)}) without cache "
+            f"needs {in_units(SPACE_FACTOR * size)}: free some, for example with 'trainyard clean --cache'"
         )
 
 
-def build_once(spec: Spec, number: int, compression: str) -> Build:
-    """Build ``spec`` without cache, record the result, and remove the image and the cache that it added."""
-    reference = f"{NAME}:{spec.local_name}-reproduce"
-    used = builder.current(spec.context.builder).name
+def build_once(plan: Plan, number: int, compression: str) -> Build:
+    """Build an image without cache, record the result, and remove the image and the cache that it added."""
+    reference = f"{plan.recipe.local}-reproduce"
+    used = builder.current(plan.context.builder).name
     before = docker_engine.cached(builder=used)
     started = time.monotonic()
     logger.info(f"build {number} of 2")
     try:
-        plan, facts = build.build(spec, compression=compression, no_cache=True, name=reference)
-        dockerfile = spec.dockerfile(plan.index).read_text(encoding="utf-8")
-        config, found = listings(reference, dockerfile)
+        facts = build.build(plan, compression=compression, no_cache=True, name=reference)
+        config, found = listings(reference, plan.recipe.layers)
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
@@ -237,16 +236,16 @@ def build_once(spec: Spec, number: int, compression: str) -> Build:
         docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
 
 
-def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:
-    """Build ``spec`` twice as :func:`trainyard.image.build.build` does; return both builds and their differences.
+def reproduce(plan: Plan, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:
+    """Build an image twice as :func:`trainyard.image.build.build` does; return both builds and their differences.
 
     Raises:
         UserError: the engine's disk has too little space.
         StepFailed: a build failed.
     """
-    require_space(spec)
-    with state.candidate_lock(spec.kept):  # or `clean` would remove its images
-        builds = [build_once(spec, number, compression) for number in (1, 2)]
+    require_space(plan)
+    with state.candidate_lock(plan.kept):  # or `clean` would remove its images
+        builds = [build_once(plan, number, compression) for number in (1, 2)]
     return builds, compare(*builds)
 
 
@@ -260,10 +259,10 @@ def table(found: list[Difference]) -> Table:
     return shown
 
 
-def result(spec: Spec, builds: list[Build], found: list[Difference]) -> dict[str, Any]:
+def result(plan: Plan, builds: list[Build], found: list[Difference]) -> dict[str, Any]:
     """Return ``target``, ``digests`` and ``seconds`` of both builds, ``same`` and ``differences`` for JSON."""
     return {
-        "target": spec.target,
+        "target": plan.recipe.name,
         "digests": [one.digest for one in builds],
         "seconds": [one.seconds for one in builds],
         "same": not found,

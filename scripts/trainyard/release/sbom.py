@@ -27,18 +27,17 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.attached_sbom import LAYER, InstalledPackage
 from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference
-from trainyard.spec.model import Spec, load, targets
+from trainyard.recipe import Recipe
 from trainyard.spec.naming import LABELS
 
 #: Serial numbers are derived from the image's digest: the same image has the same serial number.
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://trainyard.io/sbom")
 
 
-def locked_hashes(spec: Spec | None, index: str) -> dict[tuple[str, str], list[str]]:
-    """Return (canonical name, version) -> the SHA-256 digests that the locks of ``spec`` for ``index`` accept."""
-    content = spec.usable_lock.of(spec.arch, index) if spec and spec.usable_lock else None
-    pins = [*content.framework, *content.requirements] if content else []
-    return {(pin.name, pin.version): list(pin.hashes) for pin in pins}
+def locked_hashes(recipe: Recipe | None) -> dict[tuple[str, str], list[str]]:
+    """Return (canonical name, version) -> the SHA-256 digests that the recipe of an image accepts."""
+    pins = [pin for layer in recipe.layers for pin in layer.pins] if recipe else []
+    return {(pin.name, pin.version): list(pin.sha256) for pin in pins}
 
 
 def _component(package: InstalledPackage, purl: PackageURL, layer: str, **more: Any) -> Component:
@@ -159,18 +158,13 @@ def violation(text: str) -> str | None:
     return str(error) if error else None
 
 
-def make(image: Image, spec: Spec | None = None) -> str:
-    """Return the SBOM of an image whose layers were read.
+def make(image: Image) -> str:
+    """Return the SBOM of an image whose layers were read; hashes of packages are those of the recipe in it.
 
-    Args:
-        spec: the spec with the locks that it was built from; that of the catalogue, by the image's label, if None.
     Raises:
         StepFailed: the document violates the schema.
     """
-    target = image.labels.get(f"{LABELS}.target", "")
-    if spec is None and target in targets():
-        spec = load(target)
-    text = bill(image, locked_hashes(spec, image.labels.get(f"{LABELS}.index") or "default"))
+    text = bill(image, locked_hashes(image.recipe))
     if wrong := violation(text):
         raise StepFailed(f"the SBOM of {image.reference} violates CycloneDX 1.6: {' '.join(wrong.split())[:300]}")
     return text

@@ -17,20 +17,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common import stages
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, repository_lock, smoke_command, smoke_test
-from trainyard.image.smoke_command import MEASURED, Subject
+from trainyard.image import build, planning, repository_lock, smoke_command
+from trainyard.image.smoke_command import MEASURED, RUN
+from trainyard.image.workspace_files import on_host
 from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
+from trainyard.recipe import Command
 from trainyard.release import advisories, audit, bisect
-from trainyard.release.bisect import Check
+from trainyard.release.bisect import Check, Tried
 from trainyard.release.culprit import Verdict
 from trainyard.release.vulnerabilities import public_version
 from trainyard.spec import state
 from trainyard.spec.lock import Lock
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.model import RepositorySpec
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
-from trainyard.spec.workspace import SmokeRun
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 LEAST = 0.5
 
 #: How a trainer of the catalogue is run, and what it prints of its speed.
-_TRAINER, _SPEED = SmokeRun(args=["--fake-data", "--epochs=1"]), r'"images_per_second": ([0-9.]+)'
+_TRAINER, _SPEED = RUN.model_copy(update={"args": ("--fake-data", "--epochs=1")}), r'"images_per_second": ([0-9.]+)'
 
 #: What scripts/trainyard/image/peak_memory.py prints.
 _PEAK = re.compile(r'\{"peak_memory": (\d+)')
@@ -149,21 +150,23 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
     """Build the image of a repository, verify, test and measure it."""
     name = f"{NAME}:{spec.local_name}"
     try:
-        plan, _ = build.build(spec, name=name)
+        with planning.planned(spec) as plan:
+            build.build(plan, name=name)
+        tried = Tried(plan.recipe, name, spec.context, on_host(spec))
         with state.file_lock(spec.context.state, "training"):
-            found = Measured() if again else _tested(plan.spec, name)
-            return _timed(plan.spec, name, bounds, found)
+            found = Measured() if again else _tested(tried)
+            return _timed(tried, bounds, found)
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:
         docker_engine.untag(name)
 
 
-def _tested(spec: Spec, name: str) -> Measured:
-    verified, smoke = verify.verify(spec, name), smoke_test.smoke(spec, name)
+def _tested(tried: Tried) -> Measured:
+    verified, smoke = verify.verify(tried.recipe, tried.image, tried.context), tried.smoke()
     known = []
     with contextlib.suppress(UserError):  # there is no snapshot
-        pins = {name: {public_version(version)} for name, version in spec.locked().versions.items()}
+        pins = {name: {public_version(version)} for name, version in tried.recipe.versions.items()}
         known = audit.by_snapshot(pins, advisories.load())
     return Measured(
         value=smoke.get("accuracy"),
@@ -173,44 +176,43 @@ def _tested(spec: Spec, name: str) -> Measured:
     )
 
 
-def _timed(spec: Spec, name: str, bounds: Bounds, found: Measured) -> Measured:
+def _timed(tried: Tried, bounds: Bounds, found: Measured) -> Measured:
     """Add times, memory and the value of some runs.
 
     Raises:
         StepFailed: a run failed, or printed no number.
     """
-    smoke = spec.workspace.document.smoke if spec.run else _TRAINER
-    command = tuple(spec.run or spec.trainer_commands()[spec.trainers.default])
+    recipe = tried.recipe
+    test, command = recipe.test if isinstance(recipe.test, Command) else _TRAINER, recipe.commands[recipe.default]
     steps, starts = list[float](), list[float]()
     with stages.stage("measure") as stage:
         for number in range(1, bounds.runs + 1):
             stages.now(f"run {number} of {bounds.runs}")
-            starts.append(_run(spec, name, ("python", "-c", f"import {spec.framework.name}"), SmokeRun()).seconds)
-            if smoke is None:
+            starts.append(_run(tried, ("python", "-c", f"import {recipe.framework.name}"), RUN).seconds)
+            if test.args is None:
                 continue
-            tester = _run(spec, name, (*MEASURED, *command), smoke)
+            tester = _run(tried, (*MEASURED, *command), test)
             peaks = [int(match[1]) for line in tester.printed if (match := _PEAK.match(line))]
             found = replace(found, memory=max([found.memory, *peaks]))
             if bounds.step:
                 steps.append(bisect.number(bounds.step, tester.printed))
                 found = replace(found, timed="step")
-            elif not spec.run:
+            elif tried.files is None:
                 steps.append(1 / bisect.number(_SPEED, tester.printed))
                 found = replace(found, timed="image, s")
-            elif smoke.seconds is None:
+            elif test.seconds is None:
                 steps.append(tester.seconds)
-            if smoke.expect and re.compile(smoke.expect).groups:
-                matches = [match[1] for line in tester.printed if (match := re.search(smoke.expect, line))]
+            if test.expect and re.compile(test.expect).groups:
+                matches = [match[1] for line in tester.printed if (match := re.search(test.expect, line))]
                 with contextlib.suppress(ValueError, TypeError):
                     found = replace(found, value=float(matches[-1]))
         stage.done = ", ".join(f"{value:.3g}" for value in steps or starts)
     return replace(found, steps=tuple(steps), starts=tuple(starts))
 
 
-def _run(spec: Spec, name: str, command: tuple[str, ...], smoke: SmokeRun) -> smoke_command.Tester:
-    subject = Subject(name, command, ("--", *command), smoke, spec.workspace, smoke_test.network_of(spec), log=False)
-    tester = smoke_command.Tester(subject)
-    tester.check_run(smoke)
+def _run(tried: Tried, command: tuple[str, ...], test: Command) -> smoke_command.Tester:
+    tester = smoke_command.Tester(tried.subject(command, test))
+    tester.check_run(test)
     return tester
 
 

@@ -24,9 +24,11 @@ import requests
 from docker.models.containers import Container
 from docker.models.images import Image
 
+from trainyard import recipe as recipes
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed, one_line
+from trainyard.common.errors import StepFailed, UserError, one_line
 from trainyard.oci import docker_engine
+from trainyard.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +258,22 @@ def files_of(image: Image, *paths: str) -> dict[str, bytes]:
             with contextlib.suppress(NoFile):
                 found[path] = read_file(container, path)
     return found
+
+
+def recipe_of(image: Image, *, made_by: str) -> Recipe:
+    """Return the recipe in an image.
+
+    Args:
+        made_by: the command that makes images with recipes, for messages.
+    Raises:
+        UserError: it has none, as it was built before images had recipes or by others, or that is damaged.
+    """
+    try:
+        return recipes.parse(files_of(image, recipes.PATH)[recipes.PATH].decode())
+    except KeyError:
+        raise UserError(f"{str(image.id)[:19]} has no {recipes.PATH}: run '{made_by}'") from None
+    except ValueError as error:
+        raise UserError(f"{str(image.id)[:19]}: its {recipes.PATH} is damaged ({error}): run '{made_by}'") from None
 
 
 def output(container: Container, seconds: float | None = None, **streams: bool) -> Iterator[bytes]:

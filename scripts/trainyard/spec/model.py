@@ -39,7 +39,7 @@ from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.markers import applies
 from trainyard.spec.matrix import End
 from trainyard.spec.naming import LABELS
-from trainyard.spec.repository_files import check_links, leads_out
+from trainyard.spec.repository_files import check_links, git_root, leads_out
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import relative as relative
@@ -661,7 +661,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         raise UserError(f"--data: no folder '{parent.context.data}'")
     described = Workspace(path, document, parent.context.data)
     own = replace(described, given_data="").data
-    out = own and leads_out(own, workspace.git_root(path.parent))
+    out = own and leads_out(own, git_root(path.parent))
     if document.smoke and own and (out or not own.is_dir()):
         more = (
             ": remove it, and give one from outside of the repository with 'trainyard image --data <folder>'"

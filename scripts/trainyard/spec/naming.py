@@ -9,6 +9,12 @@ from trainyard.common import settings
 #: Name of the local image repository.
 NAME = settings.variable("IMAGE_NAME") or "trainyard"
 
+#: Name of the file that describes a user's image.
+SETTINGS = "trainyard.yaml"
+
+#: Where the code is in the image; the working directory of its containers.
+FOLDER = "/workspace"
+
 #: Prefix of Trainyard's own labels.
 LABELS = "io.trainyard"
 

@@ -12,7 +12,6 @@ import secrets
 from pathlib import Path, PurePosixPath
 
 from trainyard.common.errors import UserError
-from trainyard.spec.workspace import git_root
 from trainyard.spec.yaml_source import relative
 
 #: What the name of a file ends with until it is complete; a process that was killed leaves it.
@@ -23,6 +22,11 @@ _READ = re.compile(
     r"trainyard\.(yaml|lock)|pyproject\.toml|(uv|poetry|pdm)\.(lock|toml)|Pipfile(\.lock)?|pylock.*\.toml|setup\.(cfg|py)"
     r"|PKG-INFO|\.(git|docker)ignore|environment.*\.ya?ml|.*requirements.*\.(txt|in)"
 )
+
+
+def git_root(folder: Path) -> Path:
+    """Return the top of the git repository that ``folder`` is in; ``folder`` itself if it is in none."""
+    return next((above for above in (folder, *folder.parents) if (above / ".git").exists()), folder)
 
 
 def leads_out(path: Path, top: Path) -> bool:

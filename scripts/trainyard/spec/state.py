@@ -50,24 +50,14 @@ class BuildResult(Result, total=False):
 
     Attributes:
         seconds: how long the build took, ``folder``: of the spec.
-        tag: the immutable tag, ``floating_tags``: those that move with every image of the target.
-        index: name of the package index, ``base``: reference of the base image.
-        notes: fallbacks that were taken, a sentence each.
+        recipe: the document that is in the image (:mod:`trainyard.recipe`).
         layers: diff ids of its layers, whose contents are known (:mod:`trainyard.oci.layer_contents`).
-        inputs: name -> sha256 of every file that it was made of (:func:`trainyard.image.plan.inputs`).
-        versions: package -> version of what its lock has.
     """
 
     seconds: float
     folder: str
-    tag: str
-    floating_tags: list[str]
-    index: str
-    base: str
-    notes: list[str]
+    recipe: str
     layers: list[str]
-    inputs: dict[str, str]
-    versions: dict[str, str]
 
 
 @_open
@@ -206,7 +196,7 @@ def candidate_lock(kept: Path) -> contextlib.AbstractContextManager[None]:
     """The lock for building a target's candidate and for what must not happen while another process does.
 
     Args:
-        kept: the target's folder, ``Spec.kept``, as for the other functions here.
+        kept: the image's folder, ``Recipe.kept``, as for the other functions here.
     """
     return file_lock(kept.parent, f"candidate-{kept.name}", f"another process makes {kept.name}: waiting for it")
 

@@ -23,13 +23,11 @@ from trainyard.common.errors import UserError
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
+from trainyard.spec.naming import SETTINGS
 from trainyard.spec.units import in_bytes
 
 #: Name of the file that describes a user's image.
-FILE = "trainyard.yaml"
-
-#: Where the code is in the image; the working directory of its containers.
-FOLDER = "/workspace"
+FILE = SETTINGS
 
 #: Name of the user's command among the trainers of image.json.
 COMMAND = "run"
@@ -270,11 +268,6 @@ def folders_upwards(start: Path) -> Iterator[Path]:
         yield folder
         if (folder / ".git").exists():
             return
-
-
-def git_root(folder: Path) -> Path:
-    """The top of the git repository that ``folder`` is in; ``folder`` itself if it is in none."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
 
 
 def find(start: Path | None = None) -> Path | None:

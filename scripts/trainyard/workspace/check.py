@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.model import RepositorySpec, relative
+from trainyard.spec.naming import FOLDER
 from trainyard.spec.units import in_units
-from trainyard.spec.workspace import FOLDER
 from trainyard.workspace import code_files, dockerignore, python_projects, requirement_choice, requirements
 from trainyard.workspace.code_files import CodeFile, Listed
 from trainyard.workspace.import_names import providers

@@ -18,9 +18,10 @@ from trainyard.oci import secret_scan
 from trainyard.spec import lock, yaml_source
 from trainyard.spec import workspace as names
 from trainyard.spec.model import relative
-from trainyard.spec.repository_files import PARTIAL
+from trainyard.spec.naming import FOLDER
+from trainyard.spec.repository_files import PARTIAL, git_root
 from trainyard.spec.units import in_units
-from trainyard.spec.workspace import Workspace, git_root
+from trainyard.spec.workspace import Workspace
 from trainyard.workspace import dockerignore, python_projects
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def listing(workspace: Workspace) -> dict[str, Listed]:
             continue
         if path in found and found[path].path != one.path:
             raise UserError(
-                f"{_shown(found[path].path)} and {_shown(one.path)} would both be {names.FOLDER}/{path}: rename one, "
+                f"{_shown(found[path].path)} and {_shown(one.path)} would both be {FOLDER}/{path}: rename one, "
                 f"or leave one out in {dockerignore.FILE}"
             )
         found[path] = one

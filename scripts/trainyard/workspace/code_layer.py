@@ -25,8 +25,8 @@ from typing import BinaryIO
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.spec.naming import FILE_EPOCH
-from trainyard.spec.workspace import FOLDER, Site, Workspace
+from trainyard.spec.naming import FILE_EPOCH, FOLDER
+from trainyard.spec.workspace import Site, Workspace
 from trainyard.workspace import code_files, python_projects
 from trainyard.workspace.code_files import CodeFile
 from trainyard.workspace.project import Project

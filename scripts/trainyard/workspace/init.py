@@ -18,7 +18,7 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
-from trainyard.spec.naming import NAME
+from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import import_names, python_projects, requirement_choice
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
@@ -272,7 +272,7 @@ class Repository:
             wanted: the modules that are in one of them are removed; the others are noted.
             reasons: of the proposal; those of the folders are added.
         """
-        top = workspace.git_root(self.folder)
+        top = repository_files.git_root(self.folder)
         names = files(top) if wanted.unknown and top != self.folder else []
         found: list[str] = []
         for module, place in list(wanted.unknown.items()):
@@ -506,8 +506,8 @@ def write_devcontainer(spec: Spec) -> Path:
     document: dict[str, Any] = {
         "name": spec.target,
         "image": f"{NAME}:{spec.local_name}",
-        "workspaceMount": f"source=${{localWorkspaceFolder}},target={workspace.FOLDER},type=bind",
-        "workspaceFolder": workspace.FOLDER,
+        "workspaceMount": f"source=${{localWorkspaceFolder}},target={FOLDER},type=bind",
+        "workspaceFolder": FOLDER,
         "remoteUser": "trainer",
         "overrideCommand": True,
         "customizations": {

@@ -21,8 +21,8 @@ from packaging.utils import InvalidName, canonicalize_name
 from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 from trainyard.spec.model import relative
-from trainyard.spec.repository_files import check_links
-from trainyard.spec.workspace import Workspace, git_root
+from trainyard.spec.repository_files import check_links, git_root
+from trainyard.spec.workspace import Workspace
 from trainyard.workspace import build_backends, setuptools_projects
 from trainyard.workspace.dependency_tables import table, toml
 from trainyard.workspace.lines import text_of, where

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
-from trainyard.spec.repository_files import leads_out
-from trainyard.spec.workspace import git_root
+from trainyard.spec.repository_files import git_root, leads_out
 from trainyard.workspace import code_files, import_names
 from trainyard.workspace.lines import syntax_tree
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trainyard.common import options
+
+if TYPE_CHECKING:
+    from trainyard.release.vulnerabilities import Pins
 
 GROUP = "publish"
 
@@ -42,9 +47,10 @@ def command(
 
     if target and image:
         raise errors.UserError(f"give a target or an image, not both: {target} and {image}")
+    pins = audit.of_image(image) if image else _pins(target)
     if update:
-        _update(osv or "")
-    report = audit.audit(target, only_snapshot=offline, image=image)
+        _update(_pins(None), osv or "")
+    report = audit.audit(pins, only_snapshot=offline, complete=not target and not image)
     console.result(report.as_dict(), as_json=as_json)
     if report.findings:
         console.show(audit.table(report.findings))
@@ -54,10 +60,18 @@ def command(
     console.say(f"{report.packages} Python packages, {report.source}: no known vulnerability without a waiver")
 
 
-def _update(osv: str) -> None:
+def _pins(target: str | None) -> dict[str, Pins]:
+    """Return the packages that are locked for a target, or for each target, by its name."""
+    from trainyard.release import sources
+    from trainyard.spec.model import catalogue, load
+
+    return {spec.target: sources.pins(spec) for spec in ([load(target)] if target else catalogue())}
+
+
+def _update(pins: dict[str, Pins], osv: str) -> None:
     from trainyard.common import console
     from trainyard.release import audit
 
-    snapshot = audit.update(osv)
+    snapshot = audit.update(pins.values(), osv)
     count = f"{len(snapshot.advisories)} advisories on {len(snapshot.covers)} packages"
     console.say(f"images/advisories.json: {count}: commit it")

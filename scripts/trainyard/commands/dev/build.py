@@ -32,11 +32,12 @@ def command(context: Context, target: str | None, compression: str, no_cache: bo
     build, such as BASE and DEBIAN_MIRROR.
     """
     from trainyard.common import console
-    from trainyard.image import build
+    from trainyard.image import build, planning
     from trainyard.spec.model import load
 
-    plan, facts = build.build(load(target, context=context), compression=compression, no_cache=no_cache)
-    console.say(f"built {plan.candidate} {facts['digest']}")
+    with planning.planned(load(target, context=context)) as plan:
+        facts = build.build(plan, compression=compression, no_cache=no_cache)
+    console.say(f"built {plan.recipe.candidate} {facts['digest']}")
     if quiet and not as_json:
         print(facts["digest"])
-    console.result({"image": plan.candidate} | facts, as_json=as_json)
+    console.result({"image": plan.recipe.candidate} | facts, as_json=as_json)

@@ -26,11 +26,12 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     The packages are kept in the engine's build cache: 'docker buildx prune' and 'trainyard clean --cache' remove them.
     """
     from trainyard.common import console
-    from trainyard.image import build
+    from trainyard.image import build, planning
     from trainyard.spec.model import load
 
     spec = load(target, context=context)
-    facts = build.fetch(spec)
+    with planning.planned(spec) as plan:
+        facts = build.fetch(plan)
     offline = "'--offline'"
     console.say(f"{spec.target} can be built without a network: {spec.command('image')} with {offline}")
     console.result(facts, as_json=as_json)

@@ -48,14 +48,14 @@ def command(
     """
     from trainyard.common import console
     from trainyard.oci.registry import Repository, check_address
-    from trainyard.release import platform_index, publish, signers
+    from trainyard.release import platform_index, publish, signers, sources
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     repository = Repository(f"{check_address(registry)}/{NAME}", context.state)
     signer = signers.signer(key, "image-index", keyless=keyless, context=context)
-    spec = load(target, context=context)
-    made = publish.push_index(spec, repository, platform_index.images_at(spec, repository, images), signer)
+    source = sources.of(load(target, context=context))
+    made = publish.push_index(source, repository, platform_index.images_at(source.named, repository, images), signer)
     console.say(f"{made['tag']} is the image index of {', '.join(made['platforms'])}")
     console.say(made["reference"])
     if quiet and not as_json:

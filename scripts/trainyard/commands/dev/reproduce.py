@@ -22,17 +22,17 @@ def command(context: Context, target: str | None, compression: str, as_json: boo
     The target's own image is not touched, and the two builds are removed with the cache that they added.
     """
     from trainyard.common import console, errors
+    from trainyard.image import planning
     from trainyard.release import reproduce
     from trainyard.spec.model import load
 
-    spec = load(target, context=context)
-    builds, found = reproduce.reproduce(spec, compression=compression)
-    console.result(reproduce.result(spec, builds, found), as_json=as_json)
+    with planning.planned(load(target, context=context)) as plan:
+        builds, found = reproduce.reproduce(plan, compression=compression)
+    name = plan.recipe.local_name
+    console.result(reproduce.result(plan, builds, found), as_json=as_json)
     if found:
         console.show(reproduce.table(found))
         names = ", ".join(dict.fromkeys(one.layer for one in found if one.layer))
-        raise errors.StepFailed(
-            f"{spec.local_name} is not reproducible: {len(found)} differences in {names or 'its compression'}"
-        )
+        raise errors.StepFailed(f"{name} is not reproducible: {len(found)} differences in {names or 'its compression'}")
     seconds = " and ".join(f"{one.seconds:.0f} s" for one in builds)
-    console.say(f"{spec.local_name} is reproducible: {builds[0].digest} twice, {seconds}")
+    console.say(f"{name} is reproducible: {builds[0].digest} twice, {seconds}")

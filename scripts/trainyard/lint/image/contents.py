@@ -1,4 +1,4 @@
-"""Compare what every layer holds with what was built from the spec on this host."""
+"""Compare what every layer holds with what was built from the recipe on this host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compared(image: Evidence) -> str:
     """Return what of an image was compared with the build, and what was trusted, in a line."""
     total = len(image.stored.layers)
     if image.expected is None:
-        return "files: not compared, as this host has no build of the spec whose layers it could read"
+        return "files: not compared, as this host has no build of the recipe whose layers it could read"
     if _unread(image, image.expected):
         return "files: not compared, as this process cannot read where the engine has unpacked the layers"
     read = [layer.stage for layer in image.stored.layers if layer.entries is not None]
@@ -33,7 +33,7 @@ def compared(image: Evidence) -> str:
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
-    """Every file is one that the spec, its locks and the base give."""
+    """Every file is one that the build of the recipe made, or the base has."""
     expected = image.expected
     if expected is None or _unread(image, expected):
         return
@@ -42,7 +42,7 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
     if not changed and not missing:
         return
     known = expected.entries()
-    fix = f"run '{image.required_spec.command('dev build')}'"
+    fix = f"run '{image.required_recipe.command('dev build')}'"
     for layer in changed:
         yield from _unexpected(layer, known, fix)
     present = _visible(
@@ -66,7 +66,7 @@ _CHANGED = re.compile(r"(?:.*/)?__pycache__/.*|opt/requirements/bin/[^/]+")
 )
 def files_are_those_of_their_wheels(image: Evidence) -> Iterator[Finding]:
     """Every file that the RECORD of a locked wheel lists is there, with its SHA-256; a base is as others made it."""
-    fix = f"run '{image.required_spec.command('dev build')}' with '--no-cache'"
+    fix = f"run '{image.required_recipe.command('dev build')}' with '--no-cache'"
     recorded: dict[str, set[str]] = {}
     for layer in image.stored.layers:
         for path, hashes in layer.contents.records.items() if layer.kind == "copied" else ():

@@ -26,8 +26,8 @@ RULES: tuple[Rule[Evidence], ...] = rules_in(metadata, configuration, framework,
 
 
 def rules_for(image: Evidence) -> list[Rule[Evidence]]:
-    """Return the rules that apply to an image: those about a ``target`` need its spec."""
-    return [rule for rule in RULES if image.spec is not None or "image" in rule.subjects]
+    """Return the rules that apply to an image: those about a ``target`` need its recipe."""
+    return [rule for rule in RULES if image.recipe is not None or "image" in rule.subjects]
 
 
 def check(image: Evidence) -> dict[str, list[Finding]]:

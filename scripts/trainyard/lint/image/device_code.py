@@ -1,6 +1,6 @@
 """Check that an image for NVIDIA GPUs has code for the GPUs that its label promises, and one version of CUDA.
 
-The promise is what :attr:`trainyard.spec.model.Spec.device_code` says; the probe reads what the files have
+The promise follows from images/matrix.yaml; the probe reads what the files have
 (docs/decisions/0013-gpus-are-promised-by-data.md).
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import UserError
@@ -151,8 +150,7 @@ def compilers_match_the_driver(image: Evidence) -> Iterator[Finding]:
 
 def _compiled(image: Evidence) -> set[str]:
     """Return names of the packages that the user's repository compiles."""
-    build = image.spec.workspace.document.build if image.spec else None
-    return {canonicalize_name(Requirement(str(source)).name) for source in build.sources} if build else set()
+    return {pin.name for pin in image.recipe.compiled} if image.recipe else set()
 
 
 def _order(name: str) -> tuple[int, int, str]:

@@ -6,29 +6,29 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from trainyard import recipe as recipes
 from trainyard.common.rule_engine import Severity
-from trainyard.image import plan
 from trainyard.lint.waivers import Waiver, today
 from trainyard.oci import layer_contents
 from trainyard.oci.documents import Configured
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.oci.layers import Layer, Stored
 from trainyard.oci.probe_runner import Distribution, ProbeResult
+from trainyard.recipe import Recipe
 from trainyard.spec import naming, state
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
-from trainyard.spec.catalog import debian_bases
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.naming import FOLDER
 from trainyard.spec.state import BuildResult
-from trainyard.spec.workspace import FOLDER
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Hold the layers of a build, which may be that of the image or another one of the same spec, made on this host.
+    """Hold the layers of a build, which may be that of the image or another one of the same recipe, made on this host.
 
     Attributes:
         layers: diff id -> contents, bottom first.
@@ -41,24 +41,27 @@ class Expected:
         return layer_contents.union(self.layers.values())
 
 
-def expected(spec: Spec, digest: str) -> Expected | None:
-    """Return what the image ``digest`` of a spec must hold.
+def expected(recipe: Recipe, digest: str, folder: Path) -> Expected | None:
+    """Return what the image ``digest`` of a recipe must hold; None if this host has not built it or lost its layers.
 
-    None if this host has no build of the spec as it is now, with its locks and code, or could not read its layers.
+    Args:
+        folder: the state folder.
     """
-    record = state.recall(spec.kept, "build", digest)
+    kept = recipe.kept(folder)
+    record = state.recall(kept, "build", digest)
     if not record or not record.get("layers"):
-        record = next((build for build in state.builds(spec.kept) if _of_same_inputs(spec, build)), None)
+        record = next((build for build in state.builds(kept) if build.get("layers") and _is_of(recipe, build)), None)
     if record is None:
         return None
-    recalled = {diff_id: layer_contents.recall(spec.context.state, diff_id) for diff_id in record["layers"]}
+    recalled = {diff_id: layer_contents.recall(folder, diff_id) for diff_id in record["layers"]}
     known = {diff_id: contents for diff_id, contents in recalled.items() if contents is not None}
     return Expected(known) if len(known) == len(recalled) else None
 
 
-def _of_same_inputs(spec: Spec, build: BuildResult) -> bool:
-    made_of = plan.content_hash(spec, build["index"], build["base"].partition("@")[2] or build["base"])
-    return bool(build.get("layers")) and naming.day_and_hash(build["tag"])[1] == made_of
+def _is_of(recipe: Recipe, build: BuildResult) -> bool:
+    """Return whether a build was one of a recipe, maybe on a base with another digest."""
+    made_of = Recipe.model_validate_json(build["recipe"])
+    return not any(recipes.differences(made_of, recipe))
 
 
 @dataclass(frozen=True)
@@ -70,22 +73,16 @@ class Evidence(Configured):
         tags: the engine's names for the same digest.
         stored: configuration and layers.
         inside: what the image's Python reports.
-        spec: what the image must be; None for any other image, for which only the rules about ``image`` apply.
-        build: what ``trainyard dev build`` recorded for this digest; None if it was built elsewhere.
-        inputs: hash of the files of its spec (:func:`trainyard.image.plan.content_hash`); empty if it is unknown.
-        changed: names of those of its files that are not what they were when it was built, as far as that is known.
-        expected: what it must hold; None if no build of its spec is known.
+        recipe: what the image must be; None for any other image, for which only the rules about ``image`` apply.
+        expected: what it must hold; None if no build of its recipe is known.
         waivers: findings that are accepted until a date, ``day``: the day that they are compared with.
     """
 
-    spec: Spec | None
+    recipe: Recipe | None
     reference: str
     tags: tuple[str, ...]
     stored: Stored
     inside: ProbeResult
-    build: Mapping[str, Any] | None
-    inputs: str = ""
-    changed: tuple[str, ...] = ()
     expected: Expected | None = None
     waivers: tuple[Waiver, ...] = ()
     day: datetime.date = field(default_factory=today)
@@ -95,16 +92,13 @@ class Evidence(Configured):
 
     @property
     def index(self) -> str:
-        """Return the name of the framework's index, by the image's label; the spec's if the label has another value."""
-        label = self.labels.get(f"{naming.LABELS}.index", "")
-        if self.spec is None:
-            return label or "default"
-        return label if label in ("default", self.spec.framework.index) else self.spec.framework.index
+        """Return the name of the framework's index; without a recipe by the image's label."""
+        return self.recipe.index if self.recipe else self.labels.get(f"{naming.LABELS}.index") or "default"
 
     @property
     def fell_back(self) -> bool:
-        """Return whether the framework came from the default index because the spec's was unreachable."""
-        return self.spec is not None and self.index != self.spec.framework.index
+        """Return whether the framework came from the default index because its own was unreachable."""
+        return self.recipe is not None and self.index != self.recipe.framework.index
 
     @property
     def architecture(self) -> Architecture | None:
@@ -113,32 +107,32 @@ class Evidence(Configured):
 
     @property
     def target(self) -> str:
-        """Return the name of the target; empty without a spec."""
-        return self.spec.target if self.spec else ""
+        """Return the name of the target; empty without a recipe."""
+        return self.recipe.name if self.recipe else ""
 
     @property
     def base_is_debian(self) -> bool:
         """Return whether the base has Debian's Python and nothing else; others may hold anything."""
-        return self.spec is not None and self.spec.base in debian_bases()
+        return self.recipe is not None and not self.recipe.base.packages
 
     @property
     def of_several_wheels(self) -> Severity:
         """Return the severity of a file that several wheels bring: a user may choose those, and the last prevails."""
-        return Severity.NOTE if isinstance(self.spec, RepositorySpec) else Severity.REFUSE
+        return Severity.NOTE if self.recipe and self.recipe.is_repository else Severity.REFUSE
 
     @property
-    def required_spec(self) -> Spec:
-        """Return the spec, for rules about targets: they are not applied to an image without one."""
-        assert self.spec is not None
-        return self.spec
+    def required_recipe(self) -> Recipe:
+        """Return the recipe, for rules about targets: they are not applied to an image without one."""
+        assert self.recipe is not None
+        return self.recipe
 
     @property
     def package_remediation(self) -> str:
         """Return what to do about packages that are not what they must be."""
-        if self.spec is None:
+        if self.recipe is None:
             return "correct the versions that the image is built from"
-        commands = f"run '{self.spec.command('lock')}' and '{self.spec.command('dev build')}'"
-        return f"correct the pins in {self.spec.where}, then {commands}"
+        commands = f"run '{self.recipe.command('lock')}' and '{self.recipe.command('dev build')}'"
+        return f"correct the pins in {self.recipe.source}, then {commands}"
 
     @property
     def ours(self) -> list[Layer]:
@@ -148,11 +142,6 @@ class Evidence(Configured):
     def size(self) -> int:
         """Return bytes of all files in all layers: what the image takes on a disk, unpacked."""
         return sum(layer.contents.size for layer in self.stored.layers)
-
-    @cached_property
-    def locked(self) -> dict[str, str]:
-        """Return canonical name -> version of what the locks say; nothing without a spec."""
-        return self.spec.locked(self.index).versions if self.spec else {}
 
     @cached_property
     def installed(self) -> dict[str, list[Distribution]]:
@@ -173,12 +162,12 @@ class Evidence(Configured):
 
     def of_base(self, path: str) -> bool:
         """Return whether a path is where a base that holds the framework keeps its packages."""
-        contents = self.spec.base_contents if self.spec else None
-        return contents is not None and path.startswith(contents.site)
+        site = self.recipe.base.site if self.recipe else ""
+        return bool(site) and path.startswith(site)
 
     def of_workspace(self, path: str) -> bool:
         """Return whether a path is in the folder of the user's code."""
-        return self.spec is not None and self.spec.has_code and path.startswith(f"{FOLDER}/")
+        return self.recipe is not None and self.recipe.has_code and path.startswith(f"{FOLDER}/")
 
     @cached_property
     def recorded(self) -> dict[str, set[str]]:

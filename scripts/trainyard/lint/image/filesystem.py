@@ -19,9 +19,9 @@ from trainyard.spec.units import in_units
 _REVOKE = "revoke it, and pass it to the build as a secret (RUN --mount=type=secret)"
 
 
-def _without_spec(image: Evidence) -> Severity:
-    """Return NOTE without a spec, as it is unknown which layers are the base's then, else REFUSE."""
-    return Severity.NOTE if image.spec is None else Severity.REFUSE
+def _without_recipe(image: Evidence) -> Severity:
+    """Return NOTE without a recipe, as it is unknown which layers are the base's then, else REFUSE."""
+    return Severity.NOTE if image.recipe is None else Severity.REFUSE
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
@@ -56,8 +56,8 @@ def no_foreign_certificates(image: Evidence) -> Iterator[Finding]:
     fix = "pass the bundle to the build as a secret ('trainyard dev build' does), and do not copy it"
     distribution: set[str] = set()
     for layer in image.stored.layers:
-        # Without a spec it is unknown which layer is the distribution's, but its folder is known.
-        if layer.kind in ("base", "below") or image.spec is None:
+        # Without a recipe it is unknown which layer is the distribution's, but its folder is known.
+        if layer.kind in ("base", "below") or image.recipe is None:
             for bundle in layer.contents.bundles:
                 if bundle.path.startswith("usr/share/ca-certificates/"):
                     distribution |= bundle.certificates
@@ -90,14 +90,14 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
             hidden = next((owner[other] for other in owner if f"{other}/".startswith(f"{path}/")), None)
             if hidden:
                 what = f"is stored by layer {hidden} and deleted by {layer.stage}"
-                yield Finding(f"/{path}", what, why, fix, severity=_without_spec(image))
+                yield Finding(f"/{path}", what, why, fix, severity=_without_recipe(image))
         for path, file in layer.contents.files.items():
-            packages = (layer.kind == "below" or image.spec is None) and _PACKAGE_DATABASE.fullmatch(path)
+            packages = (layer.kind == "below" or image.recipe is None) and _PACKAGE_DATABASE.fullmatch(path)
             if path in owner and not packages:
                 what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
                 prefixes = (wheel_layers.ONE, wheel_layers.SEVERAL)
                 of_wheels = owner[path].startswith(prefixes) and layer.stage.startswith(prefixes)
-                severity = image.of_several_wheels if of_wheels else _without_spec(image)
+                severity = image.of_several_wheels if of_wheels else _without_recipe(image)
                 yield Finding(f"/{path}", what, why, fix, severity)
         owner |= dict.fromkeys(layer.contents.files, layer.stage)
 
@@ -110,7 +110,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
 def no_empty_or_duplicate_layer(image: Evidence) -> Iterator[Finding]:
     """No layer is empty, and no layer occurs twice."""
     why = "GKE streams no image that has such a layer: its nodes download all of it before a container starts"
-    severity = _without_spec(image) if image.spec is None or image.base_is_debian else Severity.NOTE
+    severity = _without_recipe(image) if image.recipe is None or image.base_is_debian else Severity.NOTE
     seen: dict[str, str] = {}
     for layer in image.stored.layers:
         where = f"layer {layer.stage}"
@@ -142,7 +142,7 @@ def no_setuid_beyond_the_base(image: Evidence) -> Iterator[Finding]:
                     f"has mode {file.mode & 0o7777:04o}",
                     "it lets the image's user become another user",
                     f"chmod a-s /{path} in the stage that makes it",
-                    severity=_without_spec(image),
+                    severity=_without_recipe(image),
                 )
 
 
@@ -165,7 +165,7 @@ def binaries_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
                     f"is for {others[machine].machine}; the image is for {expected.machine}",
                     "it does not start, or cannot be loaded: exec format error",
                     f"build or install it for {expected.platform}",
-                    severity=_without_spec(image),
+                    severity=_without_recipe(image),
                 )
 
 
@@ -196,7 +196,7 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
     for path in binaries.needed:
         together = _TOGETHER.match(path)
         groups.setdefault(together[0] if together else path, []).append(path)
-    base, where = (image.spec.base, image.spec.where) if image.spec else ("", "its spec")
+    base, where = (image.recipe.base.name, image.recipe.source) if image.recipe else ("", "its spec")
     for paths in groups.values():
         used = [path for path in paths if _MODULE.fullmatch(posixpath.basename(path))]
         used = used or [path for path in paths if ".so" not in posixpath.basename(path)]
@@ -212,7 +212,7 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
                 f"needs {', '.join(names)}, which {'are' if names[1:] else 'is'} nowhere in the image",
                 "it does not start, or its import fails" if used else "what loads it by name fails",
                 f"add {packages_with(names, base)} to system in {where}" + (", or require " + other if other else ""),
-                severity=_without_spec(image) if used and whole else Severity.NOTE,
+                severity=_without_recipe(image) if used and whole else Severity.NOTE,
             )
 
 
@@ -265,7 +265,7 @@ def wheels_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
                 f"is from a wheel for {', '.join(platforms)}; the image is for {expected.machine}",
                 "its compiled modules cannot be imported",
                 image.package_remediation,
-                severity=_without_spec(image),
+                severity=_without_recipe(image),
             )
 
 
@@ -287,7 +287,7 @@ def imports_do_not_compile(image: Evidence) -> Iterator[Finding]:
         if image.of_workspace(path):  # code is mounted, edited and replaced: byte code would be of other sources
             continue
         why = "every new container compiles it again: importing a large framework takes seconds longer"
-        severity = Severity.NOTE if image.of_base(path) else _without_spec(image)
+        severity = Severity.NOTE if image.of_base(path) else _without_recipe(image)
         yield Finding(path, "has no byte code that Python would use", why, fix, severity)
     for path in image.inside.stale:
         why = "Python uses it without a check, and runs other code than the source"
@@ -296,10 +296,10 @@ def imports_do_not_compile(image: Evidence) -> Iterator[Finding]:
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def size_within_budget(image: Evidence) -> Iterator[Finding]:
-    """The unpacked size is within the spec's budget."""
-    spec = image.required_spec
-    over = image.size - spec.budget.size
-    if over <= 0 or not spec.limited:
+    """The unpacked size is within the budget."""
+    recipe = image.required_recipe
+    over = image.size - recipe.budget.size
+    if over <= 0 or not recipe.budget.enforced:
         return
     by_layer = ", ".join(
         f"{layer.stage} {in_units(layer.contents.size)}"
@@ -307,18 +307,18 @@ def size_within_budget(image: Evidence) -> Iterator[Finding]:
         if layer.contents.size > image.size // 50
     )
     packages = ", ".join(f"{package.name} {in_units(package.bytes)}" for package in heaviest(image.inside.packages, 5))
-    what = f"{in_units(image.size)}, {in_units(over)} over the budget of {in_units(spec.budget.size)}"
+    what = f"{in_units(image.size)}, {in_units(over)} over the budget of {in_units(recipe.budget.size)}"
     what += f": {by_layer}; of packages {packages}"
     if image.fell_back:
         what += (
-            f". The framework came from the default index instead of {spec.framework.index}; the budget does not "
+            f". The framework came from the default index instead of {recipe.framework.index}; the budget does not "
             "apply to the builds there, so this is a note"
         )
     yield Finding(
         image.reference,
         what,
         "pulling takes longer on every node, and some platforms refuse large images",
-        f"remove what is not needed, or raise budget.size in {spec.where} and say why in the commit",
+        f"remove what is not needed, or raise budget.size in {recipe.source} and say why in the commit",
         severity=Severity.NOTE if image.fell_back else Severity.REFUSE,
     )
 
@@ -332,7 +332,7 @@ def heaviest(packages: Iterable[Distribution], count: int) -> list[Distribution]
 def no_waiver_has_expired(image: Evidence) -> Iterator[Finding]:
     """No waiver for this image has expired."""
     for waiver in image.waivers:
-        if image.spec is None or not waiver.expired(image.day):
+        if image.recipe is None or not waiver.expired(image.day):
             continue
         if waiver.package is not None:
             version = image.version(waiver.package)

@@ -131,8 +131,7 @@ def tensorflow_has_its_cudnn(image: Evidence) -> Iterator[Finding]:
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels (io.trainyard.accelerator)")
 def framework_is_built_for_the_accelerator(image: Evidence) -> Iterator[Finding]:
     """An image for NVIDIA GPUs has a framework built for CUDA, and CUDA's libraries."""
-    spec = image.required_spec
-    if spec.accelerator != "nvidia":
+    if image.required_recipe.accelerator.kind != "nvidia":
         return
     why = "it trains on the CPU of machines with a GPU"
     torch = image.inside.texts.get("torch/version.py")

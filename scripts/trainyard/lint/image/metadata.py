@@ -1,4 +1,4 @@
-"""Check metadata: labels, tags and entry point match the spec; the pins of the spec are locked and installed."""
+"""Check that an image is its recipe: the document in it, labels, tags, how it starts, and what is installed."""
 
 from __future__ import annotations
 
@@ -6,151 +6,137 @@ import json
 import re
 from collections.abc import Iterator
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from trainyard import recipe as recipes
 from trainyard.common.rule_engine import Finding, Severity, rule
-from trainyard.image import dockerfile, plan
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import same_version
 from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
+from trainyard.recipe import Recipe
 from trainyard.spec import naming
-from trainyard.spec.model import RepositorySpec, Spec, relative, requirements_of
+from trainyard.spec.naming import FOLDER, LABELS
 
-#: What an immutable tag looks like (:func:`trainyard.image.plan.make_plan`): target and version, day, content hash.
-_TAG = r"{name}-\d{{8}}-[0-9a-f]{{8}}{suffix}"
+#: What starts every image, and its user, which clusters with a restricted policy accept.
+_ENTRYPOINT, _USER = ["tini", "--", "launch"], "1000"
 
-
-@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
-def labels_match_spec(image: Evidence) -> Iterator[Finding]:
-    """Labels match the spec."""
-    spec = image.required_spec
-    build = image.build or {}
-    name = spec.version_tag()
-    suffix = f"-{spec.arch}" if len(spec.platforms) > 1 else ""
-    tag = _TAG.format(name=re.escape(name), suffix=suffix)
-    base = build.get("base") or (spec.base_contents.reference if spec.base_contents else None)
-    pinned = image.labels.get("org.opencontainers.image.base.name", "").partition("@")[2]
-    # That of the repository may have been edited since.
-    code = image.stored.layers[-1].diff_id if image.stored.layers else ""
-    # Build argument -> pattern of its valid values, and the words for them.
-    allowed = {
-        "CODE": (re.escape(code), code),
-        "CREATED": (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time such as 2026-11-20T12:00:00Z"),
-        "REVISION": (r"[0-9a-f]{40}(-dirty)?|unknown", "a commit"),
-        "VERSION": (
-            re.escape(build["tag"]) if "tag" in build else tag,
-            build.get("tag", f"{name}-<day>-<hash>{suffix}"),
-        ),
-        "BASE": (re.escape(base) if base else r".+", base or "the base's reference"),
-        "BASE_DIGEST": (re.escape(pinned), pinned or "nothing, as the base's name has no digest"),
-        "INDEX": (
-            re.escape(build["index"]) if "index" in build else "|".join({"default", spec.framework.index}),
-            build.get("index", f"'default' or '{spec.framework.index}'"),
-        ),
-    }
-    expected = {label: (re.escape(text), repr(text)) for label, text in plan.labels(spec).items()}
-    for argument in spec.lock_labels.values():
-        locked = plan.sha256_of(spec.lock_file)
-        allowed[argument] = (locked, locked)
-    expected |= {label: allowed[argument] for label, argument in plan.labels_from_arguments(spec).items()}
-    why, fix = "tools and users choose images by their labels", f"run '{spec.command('dev build')}'"
-    for label, (pattern, words) in expected.items():
-        value = image.labels.get(label)
-        if value is None or not re.fullmatch(pattern, value):
-            what = f"{'missing' if value is None else repr(value)}; expected {words}"
-            yield Finding(f"label {label}", what, why, fix)
+#: Longest value that a finding repeats.
+_SHOWN = 200
 
 
-@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#labels")
-def tag_has_the_hash_of_the_inputs(image: Evidence) -> Iterator[Finding]:
-    """The hash in the immutable tag is that of the Dockerfile, the locks, the trainers, the launcher and the base."""
-    spec = image.required_spec
-    version = image.labels.get(naming.TAG, "")
-    if image.inputs and naming.day_and_hash(version)[1] != image.inputs:
-        changed = f", and {' and '.join(image.changed)} changed since it was built" if image.changed else ""
-        yield Finding(
-            f"label {naming.TAG}",
-            f"{version!r} was made of other files: those of {spec.where} have the hash {image.inputs}{changed}",
-            "the locks and files that are checked here are not those that it was built from",
-            f"run '{spec.command('dev build')}', or check it in the checkout that it was built from",
-        )
+@rule(
+    "target",
+    severity=Severity.REFUSE,
+    source="docs/anatomy.md#the-recipe; docs/launcher-contract.md#r10.3; "
+    "https://github.com/opencontainers/image-spec/blob/main/config.md",
+)
+def image_is_its_recipe(image: Evidence) -> Iterator[Finding]:
+    """The document in the image is its recipe, and so are its labels, its tags, its platform, and how it starts."""
+    recipe = image.required_recipe
+    text = image.inside.texts.get("recipe.json", "")
+    try:
+        own = recipes.parse(text)
+    except ValueError as error:
+        words = f"is no recipe ({error})" if text else "is missing: the image was built before recipes, or by others"
+        yield _finding(recipe, recipes.PATH, words, "the launcher reads it")
+        own = recipe
+    else:
+        yield from _document(image, own)
+    yield from _labels(image, text, own)
+    yield from _platform(image)
+    yield from _tags(image)
+    yield from _start(image)
 
 
-@rule("target", severity=Severity.REFUSE, source="https://github.com/opencontainers/image-spec/blob/main/config.md")
-def platform_matches_spec(image: Evidence) -> Iterator[Finding]:
-    """The configuration names the platform that the image was built for."""
-    spec = image.required_spec
-    config = image.stored.config
-    found = f"{config.get('os')}/{config.get('architecture')}"
-    if found != spec.platform:
-        yield Finding(
-            "platform",
-            f"{found}; expected {spec.platform}",
-            "engines and clusters choose the image of an index by it",
-            f"run '{spec.command('dev build')}'",
-        )
+def _finding(recipe: Recipe, where: str, what: str, why: str, fix: str = "") -> Finding:
+    return Finding(where, what, why, fix or f"run '{recipe.command('dev build')}'")
 
 
-@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
-def tags_match_spec(image: Evidence) -> Iterator[Finding]:
-    """Local tags name this target and no other."""
-    spec = image.required_spec
-    target, version = spec.target, spec.version
-    floating = {target, spec.local_name, f"{spec.local_name}-candidate", spec.version_tag()}
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _document(image: Evidence, own: Recipe) -> Iterator[Finding]:
+    """Compare the recipe in the image with the one that it must have."""
+    recipe = image.required_recipe
+    for field, value, expected in recipes.differences(own, recipe):
+        # The code of a repository may have been edited since: a label names the layer that the image has.
+        if recipe.is_repository and (field.startswith("inputs.") or field == f"labels.{LABELS}.code"):
+            continue
+        what = f"{field} is {_short(value)}; the recipe gives {_short(expected)}"
+        yield _finding(recipe, recipes.PATH, what, "the image was made of other files than those that are checked here")
+
+
+def _labels(image: Evidence, text: str, own: Recipe) -> Iterator[Finding]:
+    """Compare the labels with the recipe, and with what the building host added to it."""
+    recipe, why = image.required_recipe, "tools and users choose images by their labels"
+    expected = recipe.model_copy(update={"built": own.built}).image_labels()
+    expected |= {recipes.DIGEST: recipes.digest(text)} if text else {}
+    if recipe.has_code:
+        expected[f"{LABELS}.code"] = image.stored.layers[-1].diff_id if image.stored.layers else ""
+    for label, value in expected.items():
+        if (given := image.labels.get(label)) != value:
+            what = f"{'missing' if given is None else repr(given)}; the recipe gives {value!r}"
+            yield _finding(recipe, f"label {label}", what, why)
+    if built := own.built:
+        if built.base_digest != (pinned := built.base.partition("@")[2]):
+            what = f"{built.base_digest!r}; the base's name has {pinned or 'none'}"
+            yield _finding(recipe, "base digest", what, why)
+        suffix = f"-{own.architecture.name}" if len(own.platforms) > 1 else ""
+        name, made_of = re.escape(own.version_tag), own.content_hash(built.base_digest or built.base)
+        if not re.fullmatch(rf"{name}-{own.day or r'[0-9]{8}'}-{made_of}{suffix}", built.tag):
+            what = f"{built.tag!r}; its recipe gives {own.version_tag}-{own.day or '<day>'}-{made_of}{suffix}"
+            yield _finding(recipe, f"label {naming.TAG}", what, "a tag with the hash of other files gets this image")
+
+
+def _platform(image: Evidence) -> Iterator[Finding]:
+    recipe, config = image.required_recipe, image.stored.config
+    if (platform := f"{config.get('os')}/{config.get('architecture')}") != recipe.platform:
+        why = "engines and clusters choose the image of an index by it"
+        yield _finding(recipe, "platform", f"{platform}; the recipe gives {recipe.platform}", why)
+
+
+def _tags(image: Evidence) -> Iterator[Finding]:
+    """Report the local tags that name another target or version."""
+    recipe = image.required_recipe
+    floating = {*recipe.tags, recipe.local_name, f"{recipe.local_name}-candidate"}
     # The tag of an index, by which the image of one platform was pulled.
-    pattern = _TAG.format(name=re.escape(spec.version_tag()), suffix="")
-    index = re.compile(pattern) if len(spec.platforms) > 1 else None
-    immutable = image.labels.get("org.opencontainers.image.version", "")
+    several = len(recipe.platforms) > 1
+    index = re.compile(rf"{re.escape(recipe.version_tag)}-\d{{8}}-[0-9a-f]{{8}}") if several else None
+    immutable = image.labels.get(naming.TAG, "")
     for reference in image.tags:
         named = Reference.parse(reference)
         ours = named.repository.rpartition("/")[2] == naming.NAME.rpartition("/")[2]
         if ours and named.tag not in {*floating, immutable} and not (index and index.fullmatch(named.tag)):
-            yield Finding(
-                f"tag {reference}",
-                f"names an image of {target} {version}, with the tag {immutable}",
-                "a pull of that tag gets another image",
-                f"run 'docker rmi {reference}', and build its target",
-            )
+            what = f"names an image of {recipe.name} {recipe.version}, with the tag {immutable}"
+            fix = f"run 'docker rmi {reference}', and build its target"
+            yield _finding(recipe, f"tag {reference}", what, "a pull of that tag gets another image", fix)
 
 
-@rule("target", severity=Severity.REFUSE, source="docs/launcher-contract.md#r10.3")
-def image_json_matches_spec(image: Evidence) -> Iterator[Finding]:
-    """image.json, which the launcher reads, matches the spec."""
-    spec = image.required_spec
-    where, fix = "/opt/trainyard/image.json", f"run '{spec.command('dev build')}'"
-    why = "the launcher reads trainers and versions from it"
-    expected = json.loads(dockerfile.image_json(spec))
-    try:
-        found = json.loads(image.inside.texts.get("image.json", ""))
-    except ValueError:
-        yield Finding(where, "missing or not JSON", why, fix)
-        return
-    for key in sorted({*expected, *(found if isinstance(found, dict) else {})}):
-        value = found.get(key) if isinstance(found, dict) else None
-        if value != expected.get(key):
-            what = f"{key} is {json.dumps(value)}; the spec gives {json.dumps(expected.get(key))}"
-            yield Finding(where, what, why, fix)
-
-
-@rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
-def pins_reach_the_lock(image: Evidence) -> Iterator[Finding]:
-    """Every pin of the spec is in the lock."""
-    spec = image.required_spec
-    lock = relative(spec.lock_file)
-    # A user's requirements may replace those of the target that it extends.
-    requirements = [] if isinstance(spec, RepositorySpec) else requirements_of(spec)
-    for text in [*spec.packages, *requirements]:
-        pin = Requirement(text)
-        locked = image.locked.get(canonicalize_name(pin.name))
-        if locked is None or not pin.specifier.contains(locked, prereleases=True):
-            yield Finding(
-                spec.where,
-                f"asks for {text}, the lock {'has none' if locked is None else f'has {locked}'}",
-                "the image is built from the lock: the pin has no effect",
-                f"run '{spec.command('lock')}', and look at {lock}",
-            )
+def _start(image: Evidence) -> Iterator[Finding]:
+    """Compare entry point, variables, working directory and user."""
+    recipe, settings = image.required_recipe, image.settings
+    if (entrypoint := settings.get("Entrypoint")) != _ENTRYPOINT:
+        why = "without tini nothing reaps processes, without the launcher no accelerator is found"
+        yield _finding(recipe, "ENTRYPOINT", f"{entrypoint}; expected {_ENTRYPOINT}", why)
+    for variable, value in recipe.environment.items():
+        given = image.environment.get(variable)
+        # PATH of a base that holds the framework is part of it.
+        before, inherits, after = value.partition("$PATH") if variable == "PATH" else (value, "", "")
+        if given is None or not (given.startswith(before) and given.endswith(after) if inherits else given == value):
+            what, why = f"is {given!r}; the recipe gives {value!r}", "drivers, libraries and programs are found by it"
+            yield _finding(recipe, f"ENV {variable}", what, why)
+    if (folder := settings.get("WorkingDir")) != FOLDER:
+        why = "relative paths in the commands of jobs mean other files"
+        yield _finding(recipe, "WORKDIR", f"{folder!r}; expected {FOLDER!r}", why)
+    if (user := str(settings.get("User") or "root")) != _USER:
+        why = "clusters with a restricted policy refuse to run root, and other users cannot write to the home directory"
+        yield _finding(recipe, "USER", f"{user!r}; expected {_USER!r}", why)
+    if settings.get("Cmd"):
+        what, why = f"{settings['Cmd']}; expected none", "the launcher starts it, not the default"
+        yield _finding(recipe, "CMD", what, why)
 
 
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
@@ -162,41 +148,42 @@ def python_lists_what_is_installed(image: Evidence) -> Iterator[Finding]:
             image.inside.error,
             "trainers need it, and no rule about packages can be checked",
             image.package_remediation,
-            severity=Severity.NOTE if image.spec is None else Severity.REFUSE,
+            severity=Severity.NOTE if image.recipe is None else Severity.REFUSE,
         )
 
 
 @rule("target", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
     """Installed packages are the locked ones, each once."""
-    spec = image.required_spec
+    recipe = image.required_recipe
     if image.inside.error:
         return
-    fix = f"run '{spec.command('dev build')}'; to change it, edit the spec and run '{spec.command('lock')}'"
-    for package, version in image.locked.items():
+    fix = f"run '{recipe.command('dev build')}'; to change it, edit the spec and run '{recipe.command('lock')}'"
+    for package, version in recipe.versions.items():
         if package not in image.installed:
             why = "an import that the lock promises fails"
             yield Finding(f"package {package}", f"is not installed; the lock has {version}", why, fix)
     for package, everywhere in image.installed.items():
-        found = _effective(everywhere, package, spec, image)
-        locked = image.locked.get(package)
-        if locked is None and spec.has_code and _in_code(image, package):
+        distributions = _effective(everywhere, package, image)
+        locked = recipe.versions.get(package)
+        if locked is None and recipe.has_code and _in_code(image, package):
             continue
+        first = distributions[0]
         if locked is None:
-            where = f"package {package} {found[0].version} in {found[0].folder}"
+            where = f"package {package} {first.version} in {first.folder}"
             yield Finding(where, "is in no lock", "it was not chosen, and no hash is checked", fix)
-        elif any(not same_version(one.version, locked) for one in found):
-            versions = " and ".join(one.version for one in found)
+        elif any(not same_version(each.version, locked) for each in distributions):
+            versions = " and ".join(each.version for each in distributions)
             why = "results differ from those of the version that was tested"
             yield Finding(f"package {package}", f"is {versions}; the lock has {locked}", why, fix)
-        elif len(found) > 1:
-            what = f"is installed in {' and '.join(one.folder for one in found)}"
+        elif len(distributions) > 1:
+            what = f"is installed in {' and '.join(each.folder for each in distributions)}"
             yield Finding(f"package {package}", what, "it is undefined which of them is imported", fix)
 
 
 def _in_code(image: Evidence, package: str) -> bool:
     """Return whether the metadata of a package is in the layer of the user's code."""
-    code, site = image.stored.layers[-1].contents.files, re.escape(image.required_spec.site.packages)
+    code, site = image.stored.layers[-1].contents.files, re.escape(image.required_recipe.site)
     return any(
         canonicalize_name(match[1]) == package
         for path in code
@@ -204,8 +191,9 @@ def _in_code(image: Evidence, package: str) -> bool:
     )
 
 
-def _effective(found: list[Distribution], package: str, spec: Spec, image: Evidence) -> list[Distribution]:
+def _effective(everywhere: list[Distribution], package: str, image: Evidence) -> list[Distribution]:
     """Return the distributions of a name, without the base's where the lock has another version, which comes first."""
-    if spec.base_contents is None or image.locked.get(package) == spec.base_contents.packages.get(package):
-        return found
-    return [one for one in found if not image.of_base(one.folder)] or found
+    recipe = image.required_recipe
+    if not recipe.base.packages or recipe.versions.get(package) == recipe.base.packages.get(package):
+        return everywhere
+    return [each for each in everywhere if not image.of_base(each.folder)] or everywhere

@@ -1,4 +1,4 @@
-"""Verify that an image is what its spec, locks, labels and tags say. That takes seconds, and no accelerator."""
+"""Verify that an image is its recipe, and breaks no rule. That takes seconds, and no accelerator."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from packaging.utils import canonicalize_name
 
 from trainyard.common import rule_engine, stages
 from trainyard.common.context import Context
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import StepFailed
 from trainyard.common.rule_engine import Finding
-from trainyard.image import plan
 from trainyard.lint import waivers
 from trainyard.lint.image import contents, core, filesystem
 from trainyard.lint.image.evidence import Evidence, expected
 from trainyard.oci import docker_engine, layers, probe_runner
 from trainyard.oci.layers import Stored
+from trainyard.recipe import Recipe
 from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec import naming, state
-from trainyard.spec.model import RepositorySpec, Spec, load, relative, targets
 from trainyard.spec.units import in_units
 
 if TYPE_CHECKING:
@@ -45,65 +44,50 @@ class VerifyFailed(StepFailed):
         self.facts = facts
 
 
-def _dockerfile(spec: Spec, index: str) -> str:
-    path = spec.dockerfile(index)
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{relative(path)} is missing: run '{spec.command('dev render')}'") from None
-
-
-def gather(spec: Spec | None, reference: str) -> Evidence:
+def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
     """Return what the rules look at. The probe runs in a container while the layers are read here.
 
     Raises:
-        UserError: there is no such image, or the target is not rendered.
+        UserError: there is no such image.
         StepFailed: the image cannot be read or run.
     """
-    image = docker_engine.image(reference, made_by=spec.command("dev build") if spec else "docker pull")
-    label = image.labels.get(f"{naming.LABELS}.index", "")
-    index = label if spec and label == spec.framework.index else "default"
-    dockerfile = _dockerfile(spec, index) if spec else ""
-    wanted = expected(spec, str(image.id)) if spec else None
-    built = state.recall(spec.kept, "build", str(image.id)) if spec else None
-    inputs = ""
-    changed: tuple[str, ...] = ()
-    if spec and not isinstance(spec, RepositorySpec):  # a user's code may have been edited since
-        base = [image.labels.get(f"org.opencontainers.image.base.{name}", "") for name in ("digest", "name")]
-        inputs = plan.content_hash(spec, index, base[0] or base[1])
-        changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
+    image = docker_engine.image(reference, made_by=_made_by(recipe))
+    wanted = expected(recipe, str(image.id), context.state) if recipe else None
+    known = recipe.layers if recipe else ()
     with ThreadPoolExecutor(max_workers=1) as background:
         seen = background.submit(probe_runner.probe, reference, *probe_runner.PARTS)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         try:
-            stored = layers.read(reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None)
+            stored = layers.read(reference, known, hashed=unknown, state=context.state)
             inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
             logger.warning(f"{error}; only its layers and its configuration are checked")
-            failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
+            failed = recipe is not None or isinstance(error, probe_runner.ProbeFailed)
             inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         except BaseException:  # Ctrl-C: the other thread waits for its container
             remove_labelled(f"{docker_engine.OWNER}={os.getpid()}")
             raise
         return Evidence(
-            spec=spec,
+            recipe=recipe,
             reference=reference,
             tags=tuple(image.tags),
-            stored=stored if spec else layers.without_base(stored),
+            stored=stored if recipe else layers.without_base(stored),
             inside=inside,
-            build=built,
-            inputs=inputs,
-            changed=changed,
             expected=wanted,
             waivers=waivers.load(),
         )
 
 
-def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
+def _made_by(recipe: Recipe | None) -> str:
+    """Return the command that makes an image, for messages."""
+    return recipe.command("dev build") if recipe else "docker pull"
+
+
+def examine(recipe: Recipe | None, reference: str, context: Context) -> tuple[Evidence, dict[str, list[Finding]]]:
     """Return the evidence about an image, and the findings by rule. Nothing is recorded."""
-    evidence = gather(spec, reference)
+    evidence = gather(recipe, reference, context)
     return evidence, core.check(evidence)
 
 
@@ -128,11 +112,13 @@ def unseen(part: object) -> None:
     """Show nothing: the ``show`` of :func:`verify` for callers that read its result alone."""
 
 
-def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] = unseen) -> dict[str, Any]:
+def verify(
+    recipe: Recipe | None, reference: str, context: Context, *, show: Callable[[object], None] = unseen
+) -> dict[str, Any]:
     """Verify an image, and record the result for its digest.
 
     Args:
-        spec: of the image's target; with None only the rules that need no spec apply, and nothing is recorded.
+        recipe: what the image must be; with None only the rules that need none apply, and nothing is recorded.
         reference: the image.
         show: called with what people read: each :class:`Finding`, and with ``--verbose`` a table of the layers.
     Returns:
@@ -145,10 +131,11 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
     """
     started = time.monotonic()
-    digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
-    with stages.stage("verify", state.seconds(spec.kept, "verify") if spec else None) as stage:
+    digest = docker_engine.digest(reference, made_by=_made_by(recipe))
+    kept = recipe.kept(context.state) if recipe else None
+    with stages.stage("verify", state.seconds(kept, "verify") if kept else None) as stage:
         stages.now("reading the layers")
-        evidence, by_rule = examine(spec, reference)
+        evidence, by_rule = examine(recipe, reference, context)
         findings = [finding for some in by_rule.values() for finding in some]
         failed = [finding for finding in findings if finding.fails]
         rules = core.rules_for(evidence)
@@ -165,17 +152,17 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
         "seconds": seconds,
     }
     # An image of another target is not one that this target could publish.
-    if spec and evidence.labels.get(f"{naming.LABELS}.target") == spec.target:
-        state.record(spec.kept, "verify", digest, facts)
+    if recipe and kept and evidence.labels.get(f"{naming.LABELS}.target") == recipe.name:
+        state.record(kept, "verify", digest, facts)
     if logger.isEnabledFor(logging.DEBUG):
         show(_sizes(evidence))
-        if spec:
+        if recipe:
             show(contents.compared(evidence))
     for finding in findings:
         show(finding)
     if failed:
         more = f" (and {len(failed) - 1} more findings)" if len(failed) > 1 else ""
-        verdict = "does not match its spec" if spec else "breaks a rule for every image"
+        verdict = "does not match its recipe" if recipe else "breaks a rule for every image"
         raise VerifyFailed(f"{reference} {verdict}: {failed[0]}{more}", {"digest": digest} | facts)
     return {"digest": digest} | facts
 
@@ -194,23 +181,3 @@ def _sizes(evidence: Evidence) -> Table:
         largest = [f"{package.name} {in_units(package.bytes)}" for package in filesystem.heaviest(within, 3)]
         table.add_row(layer.stage, in_units(layer.contents.size), in_units(layer.stored), ", ".join(largest))
     return table
-
-
-def image_to_verify(context: Context, target: str | None, image: str | None) -> tuple[Spec | None, str]:
-    """Return the spec, if any, and the reference of the image to verify, pulled if it is not on this host.
-
-    Raises:
-        UserError: neither is given, or there is no such target or image.
-    """
-    if not image:
-        spec = load(target, context=context)
-        return spec, docker_engine.default_reference(spec.local_name)
-    given = load(target, context=context) if target else None
-    local = docker_engine.pull(image)
-    named = str(local.labels.get(f"{naming.LABELS}.target") or "")
-    if given is None and named in targets():
-        command = f"trainyard verify {named} --image {image}"
-        logger.info(f"{image} is labelled as {named}: '{command}' compares it with that spec, too")
-    arch = str(local.attrs.get("Architecture"))
-    other = given and arch != given.arch and f"linux/{arch}" in given.platforms
-    return load(target, arch, context) if other else given, image

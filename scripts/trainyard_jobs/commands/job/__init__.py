@@ -146,6 +146,7 @@ def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str
 
     from trainyard.common import console, errors
     from trainyard.release import code_push
+    from trainyard.release.repository_code import RepositoryCode
     from trainyard.spec import model, workspace
 
     for name in ("target", "image"):
@@ -156,6 +157,7 @@ def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str
         raise errors.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
     target = str(file.parent)
     spec = model.load(target, context=context)
-    made = code_push.push(spec, code_push.address(spec, given["registry"]))
+    code = RepositoryCode(spec.repository(f"{target}: no repository"))
+    made = code_push.push(code, code_push.address(code, given["registry"]), context.state)
     console.say(f"{made['tag']}: {'pushed, not tested' if made['changed'] else 'the code has not changed'}")
     return {"target": target, "image": made["reference"]}

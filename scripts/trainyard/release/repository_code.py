@@ -1,0 +1,64 @@
+"""The code of a repository, as ``push --code-only`` puts it into an image that is at a registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trainyard.common.errors import UserError
+from trainyard.image import facts, recipes
+from trainyard.recipe import Named
+from trainyard.release.code_push import Commit, Layer
+from trainyard.spec import lock
+from trainyard.spec.architectures import Architecture
+from trainyard.spec.model import RepositorySpec
+from trainyard.workspace import check, code_layer
+
+
+@dataclass(frozen=True)
+class RepositoryCode:
+    """Implement :class:`trainyard.release.code_push.Code` for a repository on this host."""
+
+    spec: RepositorySpec
+
+    @cached_property
+    def named(self) -> Named:
+        return recipes.named(self.spec)
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.spec.architecture
+
+    @property
+    def folder(self) -> Path:
+        return self.spec.folder
+
+    @property
+    def kept(self) -> Path:
+        return self.spec.context.state / self.spec.target
+
+    @property
+    def lock(self) -> str:
+        if not self.spec.lock_file.is_file():
+            raise UserError(f"no {lock.FILE} beside {self.spec.where}: run 'trainyard image' and 'trainyard push'")
+        return facts.sha256_of(self.spec.lock_file)
+
+    @property
+    def config(self) -> str:
+        return self.spec.workspace.config_hash
+
+    def write(self, path: Path) -> Layer:
+        return code_layer.write(self.spec.workspace, path, self.spec.site, check.require(self.spec))
+
+    def check_lock(self) -> None:
+        # It takes about as long as the uploads, and is imported while the registry answers.
+        from trainyard.image import repository_lock
+
+        if not repository_lock.is_current(self.spec):
+            changed = f"the requirements of {self.spec.where} changed since {lock.FILE} was written"
+            raise UserError(f"{changed}: run 'trainyard image' and 'trainyard push'")
+
+    def commit(self) -> Commit:
+        root = self.spec.workspace.root
+        return Commit(facts.revision(root), facts.source_date_epoch(root))
