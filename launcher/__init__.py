@@ -6,7 +6,7 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
 
     settings   the launcher's settings (LAUNCHER_* and options), read once
     host       devices and CPUs of this machine: device nodes, PCI ids, GPUs, CPU quota
-    image      framework and trainers of the image (/opt/trainyard/image.json)
+    image      framework and trainers of the image (/opt/trainyard/recipe.json)
     versions   the launcher's version; what each torch_xla release supports
     runtime    the accelerator runtime (rules R0 to R9, first match decides)
     tpu_node   a TPU node: name, project, zone; meaning of an API response

@@ -12,7 +12,7 @@ from launcher.address import join
 from launcher.errors import CONFIG, PERMANENT, RETRYABLE, LaunchError, config_error
 from launcher.explain import Report
 from launcher.host import Host
-from launcher.image import MANIFEST, read_image
+from launcher.image import RECIPE, read_image
 from launcher.runtime import Facts, decide
 from launcher.settings import VARIABLES, Settings, text
 from launcher.tpu_vm import skips_metadata
@@ -166,7 +166,7 @@ def find_command(
             arguments.on_sagemaker = True
             return sagemaker.command(name, image, env, sysroot)
     if not image.trainers:
-        raise config_error(f"{name[:60]!r} is not a command on PATH, and this image has no trainers ({MANIFEST})")
+        raise config_error(f"{name[:60]!r} is not a command on PATH, and this image has no trainers ({RECIPE})")
     raise config_error(
         f"{name[:60]!r} is not a trainer of this image; trainers: {', '.join(sorted(image.trainers))}; "
         "put any other command after `--`"
@@ -278,8 +278,8 @@ def _written() -> int:
 def _described(image: Image) -> str:
     """The content of an image in one line."""
     if not image.framework:
-        return f"image  no description ({MANIFEST})"
-    words = [f"image  {image.target or 'unnamed'}: {image.framework} {image.version}".rstrip()]
+        return f"image  no description ({RECIPE})"
+    words = [f"image  {image.name or 'unnamed'}: {image.framework} {image.version}".rstrip()]
     if image.accelerator:
         words.append(f"accelerator {image.accelerator}")
     if image.trainers:
@@ -308,7 +308,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     env, image, settings = facts.env, facts.image, facts.settings
     command, named = find_command(arguments, image, env, settings.sysroot)
     if not command and not arguments.mode:
-        raise config_error(f"nothing to run: {MANIFEST} has no default trainer; use `launch -- COMMAND`")
+        raise config_error(f"nothing to run: {RECIPE} has no default trainer; use `launch -- COMMAND`")
     decision = decide(facts)
     exporting.refuse_tpu_node(facts, decision)
     if decision.runtime == "tpu-local":

@@ -1,6 +1,6 @@
 """Compare the NVIDIA driver and the visible GPUs with what the image has code for (R8.3 to R8.5).
 
-Imported only where the runtime is `gpu`, an NVIDIA driver is present, and image.json says what the image needs.
+Imported only where the runtime is `gpu`, an NVIDIA driver is present, and the recipe says what the image needs.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _driver_refusal(driver: Driver, image: Image, unfit: list[Gpu]) -> str:
 
 def _content(image: Image) -> str:
     """Return the image for people, such as `gpu (torch 2.15.0, CUDA 13.2)`."""
-    return f"{image.target or 'it'} ({image.framework} {image.version}, CUDA {image.cuda})"
+    return f"{image.name} ({image.framework} {image.version}, CUDA {image.cuda})"
 
 
 def _other_image(image: Image, unfit: list[Gpu]) -> str:

@@ -1,4 +1,4 @@
-"""Framework and trainers of the image, from /opt/trainyard/image.json; no framework is imported (R10.3)."""
+"""Framework and trainers of the image, from /opt/trainyard/recipe.json; no framework is imported (R10.3)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 ACCELERATORS = ("none", "nvidia", "tpu")
 FRAMEWORKS = ("torch", "torch_xla", "torch_tpu", "tensorflow", "jax")
-MANIFEST = "/opt/trainyard/image.json"
+RECIPE = "/opt/trainyard/recipe.json"
 
 
 class Image:
     """The content of an image.
 
     Attributes:
-        target: name of the build target; "" if unknown.
+        name: as in its recipe; "" if unknown.
         accelerator: accelerator that the image is made for, one of ACCELERATORS; "" if unknown.
         framework: one of FRAMEWORKS; "" if unknown (then the variables of every framework are exported).
         version: version of the framework; "" if unknown.
@@ -32,11 +32,11 @@ class Image:
         gpus: compute capabilities with machine code, and `+PTX` after those with PTX, such as `8.0 9.0+PTX`.
     """
 
-    __slots__ = ("accelerator", "cuda", "default", "driver", "framework", "gpus", "target", "trainers", "version")
+    __slots__ = ("accelerator", "cuda", "default", "driver", "framework", "gpus", "name", "trainers", "version")
 
     def __init__(
         self,
-        target: str = "",
+        name: str = "",
         framework: str = "",
         version: str = "",
         trainers: Mapping[str, list[str]] | None = None,
@@ -46,7 +46,7 @@ class Image:
         driver: str = "",
         gpus: str = "",
     ) -> None:
-        self.target = target
+        self.name = name
         self.framework = framework
         self.version = version
         self.trainers = dict(trainers or {})
@@ -67,12 +67,12 @@ class Image:
 
 
 def read_image(host: Host, env: Mapping[str, str]) -> Image:
-    """Read image.json; LAUNCHER_FRAMEWORK replaces its framework and version (R10.3).
+    """Read the recipe; LAUNCHER_FRAMEWORK replaces its framework and version (R10.3).
 
     Raises:
-        LaunchError: (2) if image.json is invalid, or LAUNCHER_FRAMEWORK is not one name==version.
+        LaunchError: (2) if the recipe is invalid, or LAUNCHER_FRAMEWORK is not one name==version.
     """
-    image = _read_manifest(host)
+    image = _read_recipe(host)
     word = text(env, "LAUNCHER_FRAMEWORK")
     if word:
         name, _, version = word.partition("==")
@@ -88,8 +88,8 @@ def read_image(host: Host, env: Mapping[str, str]) -> Image:
     return image
 
 
-def _read_manifest(host: Host) -> Image:
-    path = host.sysroot + MANIFEST
+def _read_recipe(host: Host) -> Image:
+    path = host.sysroot + RECIPE
     try:
         with open(path, "rb", opener=regular) as file:
             content = file.read()
@@ -100,37 +100,36 @@ def _read_manifest(host: Host) -> Image:
     import json
 
     try:
-        data = json.loads(content)
-        versions = data.get("versions", {})
-        framework = data["framework"]
+        recipe = json.loads(content)
+        framework, accelerator = recipe["framework"], recipe["accelerator"]
         image = Image(
-            target=data.get("target", ""),
-            framework=framework,
-            version=versions.get(framework, ""),
-            trainers=data.get("trainers", {}),
-            default=data.get("default", ""),
-            accelerator=data.get("accelerator", ""),
-            cuda=data.get("cuda", ""),
-            driver=data.get("driver", ""),
-            gpus=data.get("gpus", ""),
+            name=recipe["name"],
+            framework=framework["name"],
+            version=framework["version"],
+            trainers={**recipe["commands"]},
+            default=recipe["default"],
+            accelerator=accelerator["kind"],
+            cuda=accelerator["cuda"],
+            driver=accelerator["driver"],
+            gpus=accelerator["gpus"],
         )
         problem = _find_problem(image)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:
-        raise config_error(f"{path} is not a valid image description ({problem[:200]}); rebuild the image")
+        raise config_error(f"{path} is not a valid recipe ({problem[:200]}); rebuild the image")
     return image
 
 
 def _find_problem(image: Image) -> str:
-    """What is invalid in an image's description; "" if nothing is."""
+    """What is invalid in an image's recipe; "" if nothing is."""
     if image.framework not in FRAMEWORKS:
-        return f"framework is {image.framework!r}, not one of {', '.join(FRAMEWORKS)}"
-    if not all(isinstance(word, str) for word in (image.target, image.version, image.default)):
-        return "target, version and default must be strings"
-    if image.accelerator not in ("", *ACCELERATORS):
-        return f"accelerator is {image.accelerator!r}, not one of {', '.join(ACCELERATORS)}"
-    if image.cuda or image.driver or image.gpus:
+        return f"framework.name is {image.framework!r}, not one of {', '.join(FRAMEWORKS)}"
+    if not all(isinstance(word, str) for word in (image.name, image.version, image.default)):
+        return "name, framework.version and default must be strings"
+    if image.accelerator not in ACCELERATORS:
+        return f"accelerator.kind is {image.accelerator!r}, not one of {', '.join(ACCELERATORS)}"
+    if (image.cuda, image.driver, image.gpus) != ("", "", ""):
         capabilities = [word[:-4] if word.endswith("+PTX") else word for word in str(image.gpus).split()] or [""]
         if not all(is_version(word, 2) for word in (image.cuda, *capabilities)) or not is_version(image.driver):
             return (

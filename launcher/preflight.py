@@ -20,7 +20,7 @@ import time
 from launcher import process, processes, rendezvous
 from launcher.address import join
 from launcher.errors import LaunchError
-from launcher.image import MANIFEST
+from launcher.image import RECIPE
 from launcher.rendezvous import Channel, Coordinator, reason
 
 TYPE_CHECKING = False
@@ -156,16 +156,16 @@ def _write(folder: str) -> str:
 def _content(sysroot: str, python: str, framework: str) -> tuple[str, str]:
     """Return a digest of what the image contains, and the version of its framework that is installed.
 
-    An image does not know its digest. Images that differ in image.json, in names or sizes of the launcher's and
-    trainers' files, or in a package, have different ones here.
+    An image does not know its digest. Images that differ in recipe.json (which has the commit and the tag among its
+    labels), in names or sizes of the launcher's and trainers' files, or in a package, have different ones here.
     """
     digest, found = hashlib.sha256(), ""
-    for folder, folders, names in os.walk(f"{sysroot}{os.path.dirname(MANIFEST)}"):
+    for folder, folders, names in os.walk(f"{sysroot}{os.path.dirname(RECIPE)}"):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for path in [os.path.join(folder, name) for name in sorted(names)]:
             with contextlib.suppress(OSError):
                 digest.update(f"{path[len(sysroot) :]} {os.path.getsize(path)}\n".encode("utf-8", "replace"))
-    with contextlib.suppress(OSError), open(sysroot + MANIFEST, "rb") as file:
+    with contextlib.suppress(OSError), open(sysroot + RECIPE, "rb") as file:
         digest.update(file.read())
     library = f"{sysroot}{os.path.dirname(os.path.dirname(python))}/lib"
     for folder in sorted(os.listdir(library)) if python.startswith("/") and os.path.isdir(library) else []:

@@ -14,7 +14,7 @@ RUNTIMES = ("cpu", "gpu", "tpu-local", "tpu-node")
 # variable -> (default, description). Printed by `launch --help`.
 VARIABLES = {
     "LAUNCHER_RUNTIME": ("", "runtime to use instead of detecting it: cpu, gpu, tpu-local or tpu-node (R0)"),
-    "LAUNCHER_FRAMEWORK": ("", "name==version of the framework, instead of that in /opt/trainyard/image.json"),
+    "LAUNCHER_FRAMEWORK": ("", "name==version of the framework, instead of that in /opt/trainyard/recipe.json"),
     "LAUNCHER_REHEARSE": ("", "1: detect and export as on the platform, then train on the CPU"),
     "LAUNCHER_TPU_PROJECT": ("", "project of the TPU node; overrides TPU_CONFIG and the metadata server"),
     "LAUNCHER_TPU_ZONE": ("", "zone of the TPU node; overrides TPU_CONFIG and the metadata server"),

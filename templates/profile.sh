@@ -7,14 +7,17 @@ if [ -z "${TRAINYARD_GREETED:-}" ]; then
   LAUNCHER_TPU_ATTEMPTS=1 LAUNCHER_HTTP_TIMEOUT=2 \
     python3 -I -S /opt/trainyard/launcher --print-env --json 2>/dev/null | python3 -I -S -c '
 import json, sys
-with open("/opt/trainyard/image.json", encoding="utf-8") as file:
-    about = json.load(file)
-versions = ", ".join(" ".join(pair) for pair in about["versions"].items())
+with open("/opt/trainyard/recipe.json", encoding="utf-8") as file:
+    recipe = json.load(file)
+framework = recipe["framework"]
+versions = {name.replace("-", "_"): version for name, version in framework["packages"].items()}
+versions[framework["name"]] = framework["version"]
+shown = ", ".join(" ".join(pair) for pair in versions.items())
 try:
     found = json.load(sys.stdin)
     device = "{runtime}: {why}".format(**found)
 except ValueError:
     device = "device unknown: run launch --explain"
-print("{}: {}; {}".format(about["target"], versions, device))
+print("{}: {}; {}".format(recipe["name"], shown, device))
 '
 fi

@@ -95,15 +95,16 @@ def service_account(folder: Path, token_uri: str) -> Path:
 
 def test_the_launcher_falls_back_to_google_auth(cloud: GoogleCloud, tmp_path: Path) -> None:
     """Without a metadata server, google-auth in the image's own Python gets the token for a service account's key."""
-    manifest = {
-        "framework": "tensorflow",
-        "versions": {},
+    recipe = {
+        "name": "test",
+        "framework": {"name": "tensorflow", "version": ""},
+        "commands": {"t": [sys.executable, "-m", "t"]},
         "default": "t",
-        "trainers": {"t": [sys.executable, "-m", "t"]},
+        "accelerator": {"kind": "none", "cuda": "", "driver": "", "gpus": ""},
     }
-    image = tmp_path / "opt" / "trainyard" / "image.json"
-    image.parent.mkdir(parents=True)
-    image.write_text(json.dumps(manifest))
+    path = tmp_path / "opt" / "trainyard" / "recipe.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(recipe))
     key = service_account(tmp_path, cloud.url + "/token")
     env = environment(cloud, TPU_CONFIG=CONFIG, LAUNCHER_SYSROOT=str(tmp_path), LAUNCHER_TPU_ATTEMPTS="1")
     env.update(GOOGLE_APPLICATION_CREDENTIALS=str(key), GCE_METADATA_HOST="127.0.0.1:1")

@@ -51,6 +51,18 @@ def build(context: Path | bytes, *arguments: str) -> str:
     return done.stdout.decode().strip()
 
 
+def recipe(name: str, default: str, command: list[str]) -> bytes:
+    """What the launcher reads of an image's recipe.json."""
+    document = {
+        "name": name,
+        "framework": {"name": "torch", "version": "2.9.1"},
+        "commands": {default: command},
+        "default": default,
+        "accelerator": {"kind": "none", "cuda": "", "driver": "", "gpus": ""},
+    }
+    return json.dumps(document).encode()
+
+
 def tar_of(files: dict[str, tuple[bytes, int]], *more: str) -> bytes:
     """Files, and ``more`` folders, as the code's layer has them: of uid 1000 and group 0, which may write."""
     buffer = io.BytesIO()
@@ -100,9 +112,7 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
                 code[f"workspace/{name}"] = (text.encode(), 0o775 if name in executable else 0o664)
         monkeypatch.chdir(folder)
         spec = model.load(None)
-        about = {"target": "mine", "framework": "torch", "default": "run", "versions": {"torch": "2.9.1"}}
-        about["trainers"] = {"run": spec.trainer_commands()["run"]}
-        code["opt/trainyard/image.json"] = (json.dumps(about).encode(), 0o644)
+        code["opt/trainyard/recipe.json"] = (recipe("mine", "run", spec.trainer_commands()["run"]), 0o644)
         context = tar_of(
             {
                 "Dockerfile": (CODE.format(launcher=launcher_image).encode(), 0o644),
@@ -451,10 +461,8 @@ def own_dockerfile(launcher_image: str, tmp_path: Path) -> Iterator[Callable[...
     tag = "trainyard-test:smoke-own"
 
     def write(command: str, text: str, more: str = "", launcher: str = launcher_image) -> str:
-        about = {"target": "cpu", "framework": "torch", "default": "mnist", "versions": {"torch": "2.9.1"}}
-        about["trainers"] = {"mnist": ["python3", "/app/train.py"]}  # type: ignore[assignment]
         files = {
-            "opt/trainyard/image.json": (json.dumps(about).encode(), 0o644),
+            "opt/trainyard/recipe.json": (recipe("cpu", "mnist", ["python3", "/app/train.py"]), 0o644),
             "app/train.py": (text.encode(), 0o664),
         }
         dockerfile = OWN.format(launcher=launcher, command=command) + more

@@ -27,8 +27,8 @@ def test_every_trainer_starts_with_the_output_folder_of_a_job(
 ) -> None:
     with box(built_image(target)) as here:
         cloud = serve_storage(here, tmp_path)
-        image = json.loads(here.run("cat", "/opt/trainyard/image.json").output)
-        for number, (name, command) in enumerate(sorted(image["trainers"].items())):
+        recipe = json.loads(here.run("cat", "/opt/trainyard/recipe.json").output)
+        for number, (name, command) in enumerate(sorted(recipe["commands"].items())):
             # Vertex AI sets variables; on other platforms the job has the folder as an argument.
             forms = [((), output_variables(OUTPUT))]
             if not number:

@@ -34,22 +34,19 @@ class Machine:
         framework: str,
         version: str,
         trainers: Mapping[str, list[str]] | None = None,
-        accelerator: str = "",
-        **more: str,
+        accelerator: str = "none",
+        **gpus: str,
     ) -> None:
-        """Write the image.json of a build; with the members `cuda`, `driver` and `gpus`, for example."""
+        """Write what the launcher reads of a recipe.json; `gpus` are `cuda`, `driver` and `gpus` of the accelerator."""
         trainers = trainers or {"mnist": ["/opt/venv/bin/python", "-m", "trainers.mnist"]}
-        manifest = {
-            "schema": 1,
-            "target": "test",
-            "accelerator": accelerator,
-            **more,
-            "framework": framework,
-            "versions": {framework: version},
-            "trainers": trainers,
+        recipe = {
+            "name": "test",
+            "framework": {"name": framework, "version": version},
+            "commands": trainers,
             "default": next(iter(trainers)),
+            "accelerator": {"kind": accelerator, "cuda": "", "driver": "", "gpus": "", **gpus},
         }
-        self.add("/opt/trainyard/image.json", json.dumps(manifest))
+        self.add("/opt/trainyard/recipe.json", json.dumps(recipe))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_no_network_module_is_imported(machine: Machine, env: dict[str, str]) ->
     assert not imported & {"launcher.cloud", "launcher.fetch", "launcher.wait"}
 
 
-def test_reading_the_image_description_imports_only_json(machine: Machine) -> None:
+def test_reading_the_recipe_imports_only_json(machine: Machine) -> None:
     machine.add_image("torch", "2.9.1")
     assert not _imported(machine, {}, "mnist") & FORBIDDEN
 

@@ -60,7 +60,7 @@ def test_a_termination_log_that_is_not_a_regular_file_is_skipped(machine: Machin
 @pytest.mark.parametrize(
     ("path", "env", "argv", "status"),
     [
-        pytest.param("/opt/trainyard/image.json", {}, ["--explain"], 2, id="image"),
+        pytest.param("/opt/trainyard/recipe.json", {}, ["--explain"], 2, id="image"),
         pytest.param("/dev/termination-log", {"TPU_CONFIG": "x"}, ["--explain"], 2, id="termination-log"),
         pytest.param("/opt/ml/output/failure", {"TPU_CONFIG": "x", **JOB}, ["--explain"], 2, id="failure"),
         pytest.param("/opt/ml/input/config/hyperparameters.json", {}, ["--explain", "train"], 2, id="hyperparameters"),

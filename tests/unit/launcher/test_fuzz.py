@@ -378,11 +378,31 @@ def test_any_list_of_nodes(nodes: str) -> None:
     assert not {"[", "]", ","} & set(first_node(nodes))
 
 
+#: What the launcher reads of a recipe, in which any value can be another.
+RECIPE = st.fixed_dictionaries(
+    {
+        "name": st.just("test") | JSON,
+        "framework": st.fixed_dictionaries({"name": st.just("torch") | JSON, "version": st.just("2.9") | JSON}) | JSON,
+        "commands": st.dictionaries(TEXT, st.just(["x"]) | JSON, max_size=3) | JSON,
+        "default": st.just("") | JSON,
+        "accelerator": st.fixed_dictionaries(
+            {
+                "kind": st.sampled_from(["none", "nvidia", "tpu"]) | JSON,
+                "cuda": st.just("13.2") | JSON,
+                "driver": st.just("580") | JSON,
+                "gpus": st.just("9.0+PTX") | JSON,
+            }
+        )
+        | JSON,
+    }
+)
+
+
 @quick
-@given(content=st.binary(max_size=200) | JSON.map(lambda data: json.dumps(data).encode()))
-def test_any_image_description(content: bytes) -> None:
+@given(content=st.binary(max_size=200) | (JSON | RECIPE).map(lambda data: json.dumps(data).encode()))
+def test_any_recipe(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "opt" / "trainyard" / "image.json"
+        path = Path(folder) / "opt" / "trainyard" / "recipe.json"
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
         status, out, err, slept = _launch({}, [], ["--explain"], folder)

@@ -434,12 +434,13 @@ def test_explain_shows_them_before_a_refusal_too(launch: Launch, gpu_machine: Ca
         {"gpus": "9.0+SASS"},
         {"gpus": " "},
         {"gpus": ["9.0"]},
+        {"cuda": None, "driver": None, "gpus": None},
     ],
     ids=str,
 )
-def test_an_invalid_description_is_refused(launch: Launch, machine: Machine, wrong: dict[str, Any]) -> None:
+def test_an_invalid_recipe_is_refused(launch: Launch, machine: Machine, wrong: dict[str, Any]) -> None:
     machine.add_image("torch", "2.15.0", accelerator="nvidia", **{**NEW, **wrong})
     launched = launch({})
     assert launched.status == 2
-    assert "is not a valid image description (cuda, driver and gpus are " in launched.err
+    assert "is not a valid recipe (cuda, driver and gpus are " in launched.err
     assert launched.err.endswith("rebuild the image\n")

@@ -254,7 +254,10 @@ def test_backend(
     env: dict[str, str],
     expected: str | None,
 ) -> None:
-    machine.add_image("jax", "0.10.2", accelerator=accelerator)
+    if accelerator:
+        machine.add_image("jax", "0.10.2", accelerator=accelerator)
+    else:
+        env = {"LAUNCHER_FRAMEWORK": "jax==0.10.2", **env}
     machine.add_devices(*devices)
     exports = launch({"TPU_SKIP_MDS_QUERY": "1", **env}).exports
     assert exports.get("JAX_PLATFORMS") == expected
