@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from packaging.utils import canonicalize_name
 
 from trainyard.common import templates
 from trainyard.common.errors import one_line
@@ -23,32 +20,11 @@ from trainyard.image.wheel_layers import WheelLayer, group
 from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.framework import UNLOCKED, versions_of
+from trainyard.spec.framework import UNLOCKED
 from trainyard.spec.lock import DEFAULT, Locked, parse
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
-
-
-def image_json(spec: Spec) -> str:
-    """What the launcher reads inside the image: /opt/trainyard/image.json."""
-    return _image_json(spec, versions_of(spec.packages) | {spec.framework.name: spec.version})
-
-
-def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
-    """image.json with versions of the framework and of its packages."""
-    code = spec.device_code
-    about = {
-        "schema": 1,
-        "target": spec.target,
-        "accelerator": spec.accelerator,
-        **({"cuda": code.cuda, "driver": code.driver, "gpus": code.text} if code else {}),
-        "framework": spec.framework.name,
-        "versions": {canonicalize_name(name).replace("-", "_"): version for name, version in versions.items()},
-        "trainers": spec.trainer_commands(),
-        "default": spec.trainers.default,
-    }
-    return json.dumps(about, indent=2)
 
 
 def _version(spec: Spec, read_in_base: str) -> str:
@@ -142,8 +118,13 @@ def own_trainers(spec: Spec) -> Source | None:
     return source(spec.own_trainers, "own-trainers") if spec.own_trainers else None
 
 
+def recipe_context(spec: Spec) -> dict[str, str]:
+    """Return the build context with the recipe, where `trainyard dev plan` writes it in a checkout."""
+    return {"recipe": f"build/{spec.local_name}/recipe"}
+
+
 def contexts(spec: Spec) -> dict[str, str]:
-    """Return name -> folder of the named build contexts, which hold what is outside the catalogue."""
+    """Return name -> folder of the named build contexts that hold what is outside the catalogue."""
     used = [own_source(spec) if spec.build_folder != spec.folder else None, own_trainers(spec)]
     return {each.context: from_root(each.folder) for each in used if each and not each.inside}
 
@@ -200,13 +181,17 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     mounts = "".join(
         f" --mount=type=secret,id={name},target=/run/secrets/{file}" for name, file in spec.secrets.items()
     )
+    named = contexts(spec) | recipe_context(spec)
     pythons = [OtherPython(name) for name in facts.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
         "spec_file": one_line(from_root(spec.file, spec.root)),
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
-        "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in contexts(spec).items()),
+        "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in named.items()),
+            f"--build-context {name}={one_line(path)} "
+            for name, path in (contexts(spec) | recipe_context(spec)).items()
+        ),
         "own_source": own_source(spec),
         "wheel_layers": wheels(spec, index),
         "trainers_package": spec.trainers.package if spec.has_trainers else "",
@@ -239,10 +224,6 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "compiler": spec.has_compiler,
         "bottom": "libraries" if spec.system else "compiler" if spec.has_compiler else "system",
         "epoch": naming.FILE_EPOCH,
-        "image_json": _image_json(
-            spec,
-            versions_of(spec.packages) | dict.fromkeys(base.framework, "") | {spec.framework.name: _version(spec, "")},
-        ),
         "version": _version(spec, UNLOCKED),
         "label_lines": _label_lines(spec),
     }
@@ -257,13 +238,10 @@ def dockerfile(spec: Spec, index: str = DEFAULT) -> str:
     return templates.environment().get_template("Dockerfile.j2").render(variables(spec, index)).rstrip("\n") + "\n"
 
 
-def bake(specs: list[Spec], bases: Mapping[str, str] | None = None) -> str:
+def bake(specs: list[Spec]) -> str:
     """The text of images/docker-bake.json: one target per image.
 
     Those for the architecture of most are the group ``default``, the others a group named after their architecture.
-
-    Args:
-        bases: reference of a base image -> the build context that replaces it.
     """
     groups: dict[str, list[str]] = {}
     for spec in specs:
@@ -274,7 +252,7 @@ def bake(specs: list[Spec], bases: Mapping[str, str] | None = None) -> str:
         "target": {
             spec.bake_name: {
                 "context": ".",
-                **({"contexts": named} if (named := contexts(spec) | dict(bases or {})) else {}),
+                "contexts": contexts(spec) | recipe_context(spec),
                 "dockerfile": from_root(spec.dockerfile()),
                 "tags": [naming.candidate_tag(spec.local_name)],
                 "platforms": [spec.platform],

@@ -87,9 +87,7 @@ def make_plan(spec: Spec, sources: Sources, code_layer: str = "") -> Plan:
             )
         }
     )
-    folder = state.own(spec.kept) / "recipe"
-    folder.mkdir(exist_ok=True)
-    (folder / recipes_.FILE).write_text(recipe.text(), encoding="utf-8")
+    recipes.write(recipe, spec.context.state)
     compile_base = _compile_base(spec, sources)
     return Plan(
         recipe=recipe,

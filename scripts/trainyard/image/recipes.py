@@ -14,8 +14,8 @@ from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, facts, workspace_files
 from trainyard.image.smoke_command import STARTED
 from trainyard.oci import layers
-from trainyard.recipe import Recipe
-from trainyard.spec import framework, lock
+from trainyard.recipe import FILE, Recipe
+from trainyard.spec import framework, lock, state
 from trainyard.spec.model import Spec, each_platform, relative, requirements_of
 from trainyard.spec.naming import LABELS
 
@@ -195,11 +195,23 @@ def locked_versions(spec: Spec) -> dict[str, set[str]]:
 def every(spec: Spec) -> list[Recipe]:
     """Return the recipes of a target or repository, for each platform and package index that it is locked for.
 
+    That of the default index is written where `docker build` finds it (images/*/Dockerfile).
+
     Raises:
         UserError, StepFailed: see :func:`trainyard.image.workspace_files.prepare`; or it is not locked.
     """
     made = []
     for platform in each_platform(spec):
-        prepared, code_layer = workspace_files.prepare(platform)
-        made += [make(prepared, index, code_layer) for index in dockerfile.locked_indexes(prepared)]
+        with state.candidate_lock(platform.kept):
+            prepared, code_layer = workspace_files.prepare(platform)
+            of_platform = [make(prepared, index, code_layer) for index in dockerfile.locked_indexes(prepared)]
+            write(of_platform[0], spec.context.state)
+        made += of_platform
     return made
+
+
+def write(recipe: Recipe, state_folder: Path) -> None:
+    """Write a recipe where the build reads it: into the folder that is the context ``recipe``."""
+    folder = state.own(recipe.kept(state_folder)) / "recipe"
+    folder.mkdir(exist_ok=True)
+    (folder / FILE).write_text(recipe.text(), encoding="utf-8")

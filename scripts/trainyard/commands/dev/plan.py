@@ -22,7 +22,8 @@ GROUP = "build"
 def command(context: Context, target: str | None, as_json: bool) -> None:
     """Print the recipe of TARGET's image, for each platform and package index that it is locked for.
 
-    Nothing is built. A repository that was never locked is locked first, as by 'trainyard image'.
+    Nothing is built: the recipe of each platform is written to build/TARGET/recipe/ in the state folder, where a
+    'docker build' by hand takes it from. A repository that was never locked is locked first, as by 'trainyard image'.
     """
     from trainyard.common import console
     from trainyard.image import recipes
