@@ -189,9 +189,6 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in named.items()),
-            f"--build-context {name}={one_line(path)} "
-            for name, path in (contexts(spec) | recipe_context(spec)).items()
-        ),
         "own_source": own_source(spec),
         "wheel_layers": wheels(spec, index),
         "trainers_package": spec.trainers.package if spec.has_trainers else "",
