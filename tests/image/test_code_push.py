@@ -14,7 +14,7 @@ from benchmarks.slow_registry import SlowRegistry
 from tests.workspaces import lock
 from trainyard.common import settings
 from trainyard.common.settings import state_folder
-from trainyard.image import base_image, build, plan
+from trainyard.image import base_image, build, facts
 from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push
@@ -77,9 +77,9 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         context.mkdir(exist_ok=True)
         (context / "Dockerfile").write_text(DOCKERFILE)
         code = code_layer.write(spec.workspace, context / "code.tar", spec.site)
-        labels = plan.labels(spec) | {
+        labels = facts.labels(spec) | {
             "io.trainyard.code": code.diff_id,
-            "io.trainyard.lock": plan.sha256_of(spec.lock_file),
+            "io.trainyard.lock": facts.sha256_of(spec.lock_file),
             "org.opencontainers.image.version": TAG,
         }
         reference = f"trainyard-test:code-push-{compression}"

@@ -26,7 +26,7 @@ from tests.workspaces import added, lock
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.oci import docker_engine, image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
@@ -118,9 +118,9 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         code = code_layer.write(spec.workspace, tar, spec.site)
         below = f"the layers below for {arch}".encode()
         blobs = [compressed(below, layer), compressed(tar.read_bytes(), layer)]
-        own = plan.labels(spec) | {
+        own = facts.labels(spec) | {
             "io.trainyard.code": code.diff_id,
-            "io.trainyard.lock": plan.sha256_of(spec.lock_file),
+            "io.trainyard.lock": facts.sha256_of(spec.lock_file),
             "org.opencontainers.image.version": tag,
         }
         config = json.dumps(

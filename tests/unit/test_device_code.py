@@ -10,7 +10,7 @@ from tests.unit.test_verify import SITE, TORCH_CUDA, Change, good, with_label, w
 from tests.workspaces import lock
 
 from trainyard.common.rule_engine import Finding
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.lint.image import core as rules
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import probe
@@ -231,7 +231,7 @@ def test_an_extension_with_too_few_architectures_names_the_variable_and_what_is_
 
 def test_an_image_promises_the_gpus_that_its_extensions_are_compiled_for(extension: Path) -> None:
     folder = written(extension, "{TORCH_CUDA_ARCH_LIST: '8.0;9.0'}")
-    assert plan.labels(load(folder))["io.trainyard.gpus"] == "8.0 8.6 9.0"
+    assert facts.labels(load(folder))["io.trainyard.gpus"] == "8.0 8.6 9.0"
     image = good(folder)
     assert not findings(image, "extensions_have_code_for_their_gpus", with_library(SORT, "torchsort", "8.0 9.0"))
     (finding,) = findings(image, "extensions_have_code_for_their_gpus", with_library(SORT, "torchsort", "9.0"))

@@ -16,7 +16,7 @@ from tests import workspaces
 
 from trainyard.common import git, settings
 from trainyard.common.errors import UserError
-from trainyard.image import plan, smoke_command
+from trainyard.image import facts, plan, smoke_command
 from trainyard.oci import secret_scan
 from trainyard.spec import lock as locks
 from trainyard.spec import repository_files
@@ -169,7 +169,7 @@ def test_filters_of_the_repository_are_not_run_and_those_of_the_user_are(
     subprocess.run(["git", "config", "filter.own.required", "true"], check=True)
     for name in ("train.py", "requirements.txt", "a.lfs"):
         (root / name).touch()
-    assert not plan.revision(root).endswith("-dirty"), "the user's filter made what git has"
+    assert not facts.revision(root).endswith("-dirty"), "the user's filter made what git has"
     assert not (tmp_path / "ran").exists()
 
 
@@ -187,10 +187,10 @@ def test_a_submodule_runs_nothing_either_and_its_changes_count(root: Path, tmp_p
     commit(root)
     subprocess.run(["git", "-C", str(module), "config", "filter.own.clean", f"touch {tmp_path}/ran"], check=True)
     (module / "a.txt").touch()
-    assert not plan.revision(root).endswith("-dirty")
+    assert not facts.revision(root).endswith("-dirty")
     write(module, {"a.txt": "changed"})
     plan._git.cache_clear()
-    assert plan.revision(root).endswith("-dirty")
+    assert facts.revision(root).endswith("-dirty")
     assert not (tmp_path / "ran").exists()
 
 

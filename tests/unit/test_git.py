@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import build_backends, code_files
 
@@ -74,8 +74,8 @@ def workspace(repository: Path) -> Workspace:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "the revision": lambda folder: plan.revision(folder),
-    "the time": lambda folder: plan.source_date_epoch(folder),
+    "the revision": lambda folder: facts.revision(folder),
+    "the time": lambda folder: facts.source_date_epoch(folder),
     "the code": lambda folder: code_files.collect(workspace(folder)),
     "the version": build_backends._from_git,
 }
@@ -92,6 +92,6 @@ def test_no_program_that_a_repository_names_is_run(repository: Path, reader: str
 
 
 def test_what_is_read_is_what_git_has(repository: Path) -> None:
-    assert plan.revision(repository) == f"{git(repository, 'rev-parse', 'HEAD')}-dirty", "programs/ is new"
-    assert plan.source_date_epoch(repository) == 1
+    assert facts.revision(repository) == f"{git(repository, 'rev-parse', 'HEAD')}-dirty", "programs/ is new"
+    assert facts.source_date_epoch(repository) == 1
     assert build_backends._from_git(repository) == "1.0"

@@ -15,7 +15,7 @@ from tests.fakes.registry import Registry
 from tests.published_images import publish
 
 from trainyard.common.rule_engine import Finding, Severity
-from trainyard.image import plan
+from trainyard.image import facts
 from trainyard.oci import image_index, referrers
 from trainyard.oci.documents import hashed
 from trainyard.oci.registry import Manifest, Repository
@@ -338,7 +338,7 @@ def checked(tmp_path: Path, reference: str, gpu: str) -> list[Finding]:
 
 def test_labels_at_a_registry_say_what_an_image_has_code_for(repository: Repository, tmp_path: Path) -> None:
     spec = model.load("gpu", "amd64")
-    labels = plan.labels(spec) | {"io.trainyard.framework": "torch==2.15.0"}
+    labels = facts.labels(spec) | {"io.trainyard.framework": "torch==2.15.0"}
     labelled(repository, labels, "amd64", "mine")
     reference = f"{repository.name}:mine"
     (finding,) = checked(tmp_path, reference, "NVIDIA_TESLA_V100")
@@ -350,7 +350,7 @@ def test_labels_at_a_registry_say_what_an_image_has_code_for(repository: Reposit
 def test_each_image_of_an_index_has_what_its_labels_say(repository: Repository) -> None:
     made = {}
     for architecture in (AMD64, ARM64):
-        labels = plan.labels(model.load("gpu", architecture.name)) | {"io.trainyard.framework": "torch==2.15.0"}
+        labels = facts.labels(model.load("gpu", architecture.name)) | {"io.trainyard.framework": "torch==2.15.0"}
         made[architecture] = labelled(repository, labels, architecture.name)
     repository.put(image_index.make(made, {}), "both")
     contents = image_metadata.read_contents(f"{repository.name}:both")

@@ -17,7 +17,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, fallback, plan, target_lock
+from trainyard.image import base_image, facts, fallback, plan, target_lock
 from trainyard.release import batch, publish
 from trainyard.spec import framework, model
 from trainyard.spec import lock as locks
@@ -244,8 +244,8 @@ class TestFallback:
 
     def test_its_label_and_its_summary_say_what_it_is(self) -> None:
         spec = model.load("xla-nightly-fallback")
-        assert plan.labels(spec)["io.trainyard.fallback-for"] == "xla-nightly"
-        assert plan.labels(spec)["io.trainyard.target"] == "xla-nightly-fallback"
+        assert facts.labels(spec)["io.trainyard.fallback-for"] == "xla-nightly"
+        assert facts.labels(spec)["io.trainyard.target"] == "xla-nightly-fallback"
         assert fallback.note(spec).startswith(f"this is not xla-nightly: it has torch_xla {spec.version}, the ")
         assert not fallback.note(model.load("xla-nightly"))
 
@@ -276,7 +276,7 @@ class TestFallback:
 
     def test_nothing_else_has_the_label(self) -> None:
         others = [target for target in model.targets() if target != "xla-nightly-fallback"]
-        assert not any("io.trainyard.fallback-for" in plan.labels(model.load(target)) for target in others)
+        assert not any("io.trainyard.fallback-for" in facts.labels(model.load(target)) for target in others)
 
     def test_an_image_that_extends_it_is_none(self, write_spec: Write) -> None:
         assert model.load(write_spec("extends: xla-nightly-fallback\nsummary: Mine\n")).fallback_for is None

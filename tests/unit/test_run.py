@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from trainyard.common.errors import UserError
-from trainyard.image import local_run, plan
+from trainyard.image import facts, local_run
 from trainyard.image.local_run import Host, Request
 from trainyard.release import publish
 from trainyard.spec import model, state
@@ -368,7 +368,7 @@ def image_of(workspace: Callable[..., Spec], tmp_path: Path) -> Callable[..., tu
         digest = f"sha256:{'1' * 64}"
         state.record(spec.kept, "build", digest, {"passed": True, "folder": folder})
         code = code_layer.write(spec.workspace, tmp_path / "code.tar", spec.site).diff_id
-        lock = plan.sha256_of(spec.lock_file) if spec.lock_file.exists() else ""
+        lock = facts.sha256_of(spec.lock_file) if spec.lock_file.exists() else ""
         own = {"config": spec.workspace.config_hash, "lock": lock, "code": code}
         own = {f"io.trainyard.{name}": value for name, value in (own | labels).items()}
         return spec, types.SimpleNamespace(id=digest, labels=own)

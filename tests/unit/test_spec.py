@@ -10,7 +10,7 @@ import pytest
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, plan
+from trainyard.image import dockerfile, facts, plan
 from trainyard.spec import architectures, catalog, model, naming
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import Lock, Section
@@ -347,20 +347,20 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_an_installed_package_has_the_commit_that_it_was_built_from(installed: Path) -> None:
     (installed / "_build.json").write_text('{"revision": "0123abc", "time": 1700000000}', encoding="utf-8")
-    assert (plan.revision(), plan.source_date_epoch()) == ("0123abc", 1700000000)
+    assert (facts.revision(), facts.source_date_epoch()) == ("0123abc", 1700000000)
 
 
 def test_a_package_of_an_unknown_commit_has_a_fixed_time(installed: Path) -> None:
-    assert (plan.revision(), plan.source_date_epoch()) == ("unknown", naming.FILE_EPOCH)
+    assert (facts.revision(), facts.source_date_epoch()) == ("unknown", naming.FILE_EPOCH)
 
 
 def test_the_commit_and_its_time_can_be_set(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_REVISION", "mine")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "7")
-    assert (plan.revision(), plan.source_date_epoch()) == ("mine", 7)
+    assert (facts.revision(), facts.source_date_epoch()) == ("mine", 7)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(UserError, match="not a number of seconds"):
-        plan.source_date_epoch()
+        facts.source_date_epoch()
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_a_change_of_a_trainer_of_a_folder_is_a_change_of_the_image(with_trainer
         (with_trainers / "training" / folder / "data.txt").write_text(folder, encoding="utf-8")
     spec = extending(with_trainers)
     dockerfile.write(dockerfile.rendered(spec))
-    before = plan.inputs(spec, "default")
+    before = facts.inputs(spec, "default")
     (with_trainers / "training" / "b" / "data.txt").write_text("other", encoding="utf-8")
-    after = plan.inputs(spec, "default")
+    after = facts.inputs(spec, "default")
     assert {name for name in before if before[name] != after[name]} == {"training/b/data.txt"}

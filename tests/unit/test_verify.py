@@ -13,21 +13,23 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zstandard
 from tests.workspaces import lock
 
-from trainyard.common.errors import StepFailed
-from trainyard.image import dockerfile, plan
+from trainyard.common.errors import StepFailed, UserError
+from trainyard.image import dockerfile, recipes
 from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
-from trainyard.oci import layers, probe, secret_scan
+from trainyard.oci import docker_engine, layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, Library, ProbeResult
-from trainyard.spec import model
+from trainyard.recipe import DIGEST, Built, Recipe
+from trainyard.recipe import digest as digest_of
 from trainyard.spec.model import catalogue, each_platform, load
 from trainyard.spec.units import in_units
 
@@ -77,60 +79,50 @@ def elf(machine: int) -> bytes:
 def good(target: str = "xla", arch: str = "amd64") -> Evidence:
     """An image of ``target`` as it should be, built from the index its spec asks for."""
     spec = load(target, arch)
-    index = spec.framework.index
-    packages = spec.locked(index if spec.usable_lock and spec.usable_lock.of(arch, index) else "default").versions
-    made = {
-        "CREATED": "2026-11-20T21:28:46Z",
-        "REVISION": "0" * 40,
-        "VERSION": f"{spec.version_tag()}-20261120-0123abcd" + (f"-{arch}" if len(spec.platforms) > 1 else ""),
+    site = "opt/venv/lib/python3.11/site-packages"
+    roots = certificate(9)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(roots).digest()).rstrip(b"=")
+    record = b"certifi/cacert.pem,sha256=" + digest + b",100\ncertifi-1.dist-info/RECORD,,\n"
+    authority = {
+        "usr/share/ca-certificates/mozilla/one.crt": certificate(1),
+        "etc/ssl/certs/ca-certificates.crt": certificate(1),
     }
-    made |= {"BASE": spec.base_spec().image, "BASE_DIGEST": "", "INDEX": index}
-    if isinstance(spec, model.RepositorySpec):
-        made |= {"LOCKED": plan.sha256_of(spec.lock_file), "CODE": "sha256:" + "2" * 64}
-    labels = plan.labels(spec) | {name: made[argument] for name, argument in plan.labels_from_arguments(spec).items()}
+    wheel = {f"{site}/certifi/cacert.pem": roots, f"{site}/certifi-1.dist-info/RECORD": record}
+    stored_layers = [
+        layer("base", "base", {"usr/bin/su": b"su"}, {"usr/bin/su": 0o4755}),
+        layer("system", "below", authority),
+        layer("wheels-1", "copied", wheel),
+    ]
+    # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
+    recipe = recipes.make(spec, code_layer=stored_layers[-1].diff_id if spec.has_code else "")
+    recipe = of_index(recipe, spec.framework.index)
+    packages = recipe.versions
+    base = spec.base_spec().image
+    suffix = f"-{arch}" if len(spec.platforms) > 1 else ""
+    built = Built(
+        tag=f"{recipe.version_tag}-{recipe.day or '20261120'}-{recipe.content_hash(base)}{suffix}",
+        created="2026-11-20T21:28:46Z",
+        revision="0" * 40,
+        base=base,
+        base_digest="",
+        notes=(),
+    )
+    recipe = recipe.model_copy(update={"built": built})
     requires = {"torch-xla": ('libtpu==0.0.21; extra == "tpu"', "numpy")}
     config = {
         "os": "linux",
         "architecture": arch,
         "config": {
-            "Labels": labels,
-            "Env": [
-                f"PATH={dockerfile.search_path(spec)}",
-                *(f"{name}={value}" for name, value in dockerfile.environment(spec).items()),
-            ],
+            "Labels": recipe.image_labels() | {DIGEST: digest_of(recipe.text())},
+            "Env": [f"{name}={value}" for name, value in recipe.environment.items()],
             "Entrypoint": ["tini", "--", "launch"],
             "User": "1000",
             "WorkingDir": "/workspace",
         },
         "history": [{"created_by": "COPY /out / # buildkit"}],
     }
-    site = "opt/venv/lib/python3.11/site-packages"
-    roots = certificate(9)
-    digest = base64.urlsafe_b64encode(hashlib.sha256(roots).digest()).rstrip(b"=")
-    record = b"certifi/cacert.pem,sha256=" + digest + b",100\ncertifi-1.dist-info/RECORD,,\n"
-    stored = layers.Stored(
-        config,
-        [
-            layer("base", "base", {"usr/bin/su": b"su"}, {"usr/bin/su": 0o4755}),
-            layer(
-                "system",
-                "below",
-                {
-                    "usr/share/ca-certificates/mozilla/one.crt": certificate(1),
-                    "etc/ssl/certs/ca-certificates.crt": certificate(1),
-                },
-            ),
-            layer(
-                "wheels-1",
-                "copied",
-                {f"{site}/certifi/cacert.pem": roots, f"{site}/certifi-1.dist-info/RECORD": record},
-            ),
-        ],
-        "sha256:" + "1" * 64,
-        100,
-        100,
-    )
-    texts = {"image.json": dockerfile.image_json(spec)}
+    stored = layers.Stored(config, stored_layers, "sha256:" + "1" * 64, 100, 100)
+    texts = {"recipe.json": recipe.text()}
     gpu = spec.accelerator == "nvidia"
     if spec.framework.name == "tensorflow":
         texts[BUILD_INFO] = CUDA_BUILD if gpu else "build_info = dict({'is_cuda_build': False})\n"
@@ -147,10 +139,12 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
         texts,
     )
     reference = f"trainyard:{spec.local_name}"
-    evidence = Evidence(spec, reference, (f"{reference}-candidate",), stored, inside, None, inputs="0123abcd")
-    # Where PyTorch's index was never reached there is no lock for it: the default index's packages stand in.
-    evidence.__dict__["locked"] = packages
-    return evidence
+    return Evidence(recipe, reference, (f"{reference}-candidate",), stored, inside)
+
+
+def of_index(recipe: Recipe, index: str) -> Recipe:
+    """The recipe as if the framework came from an index."""
+    return recipe.model_copy(update={"index": index, "labels": recipe.labels | {"io.trainyard.index": index}})
 
 
 @pytest.fixture
@@ -162,13 +156,14 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evidence:
     (folder / "train.py").touch()
     (folder / "trainyard.yaml").write_text("extends: tf-cpu\nrun: python train.py\n", encoding="utf-8")
     lock(load(str(folder)))
+    spec = load(str(folder))
+    dockerfile.write(dockerfile.rendered(spec))
+    (spec.build_folder / "code.tar").write_bytes(b"")
     return good(str(folder))
 
 
 def changed(evidence: Evidence, **changes: Any) -> Evidence:
-    after = dataclasses.replace(evidence, **changes)
-    after.__dict__["locked"] = evidence.locked
-    return after
+    return dataclasses.replace(evidence, **changes)
 
 
 def with_label(name: str, value: str) -> Change:
@@ -280,6 +275,16 @@ def with_text(name: str, text: str) -> Change:
     return change
 
 
+def with_own_recipe(**fields: Any) -> Change:
+    """Another recipe in the image than it must have, with the label of that one."""
+
+    def change(image: Evidence) -> Evidence:
+        text = image.required_recipe.model_copy(update=fields).text()
+        return with_label(DIGEST, digest_of(text))(with_text("recipe.json", text)(image))
+
+    return change
+
+
 def with_library(path: str, package: str, code: str, ptx: str = "") -> Change:
     """A shared library with device code."""
 
@@ -311,28 +316,35 @@ def with_wheel(name: str, files: dict[str, bytes], lists: dict[str, bytes], stag
 
 
 FAULTS: list[tuple[str, str, list[Change], str]] = [
-    ("xla", "labels_match_spec", [with_label("io.trainyard.framework", "torch_xla==2.8.0")], "torch_xla==2.8.0"),
-    ("xla", "labels_match_spec", [with_label("io.trainyard.index", "somewhere")], "'somewhere'; expected 'default' or"),
+    ("xla", "image_is_its_recipe", [with_label("io.trainyard.framework", "torch_xla==2.8.0")], "torch_xla==2.8.0"),
     (
         "xla",
-        "labels_match_spec",
+        "image_is_its_recipe",
+        [with_label("io.trainyard.index", "somewhere")],
+        "'somewhere'; the recipe gives 'pytorch-cpu'",
+    ),
+    (
+        "xla",
+        "image_is_its_recipe",
         [with_label("org.opencontainers.image.version", "xla-2.9.1-20261120-0123abcd")],
         "2.9.1",
     ),
-    ("xla", "labels_match_spec", [with_label("org.opencontainers.image.base.digest", "sha256:1")], "base.digest"),
+    ("xla", "image_is_its_recipe", [with_label("org.opencontainers.image.base.digest", "sha256:1")], "base.digest"),
+    ("xla", "image_is_its_recipe", [with_own_recipe(day="20200101")], "its recipe gives xla-2.9.0-20200101-"),
     (
         "xla",
-        "tag_has_the_hash_of_the_inputs",
-        [lambda image: changed(image, inputs="89abcdef")],
-        "-20261120-0123abcd' was made of other files: those of images/xla/image.yaml have the hash 89abcdef",
+        "image_is_its_recipe",
+        [with_own_recipe(summary="another")],
+        'summary is "another"; the recipe gives "PyTorch/XLA',
     ),
     (
         "xla",
-        "tag_has_the_hash_of_the_inputs",
-        [lambda image: changed(image, inputs="89abcdef", changed=("requirements.lock",))],
-        "have the hash 89abcdef, and requirements.lock changed since it was built",
+        "image_is_its_recipe",
+        [with_own_recipe(inputs={"Dockerfile": "0"})],
+        'recipe.json: inputs.Dockerfile is "0"; the recipe gives "',
     ),
-    ("xla", "platform_matches_spec", [with_platform("arm64")], "platform: linux/arm64; expected linux/amd64"),
+    ("xla", "image_is_its_recipe", [with_label("io.trainyard.recipe", "0")], "label io.trainyard.recipe: '0'"),
+    ("xla", "image_is_its_recipe", [with_platform("arm64")], "platform: linux/arm64; the recipe gives linux/amd64"),
     (
         "tf-cpu",
         "binaries_are_for_the_architecture",
@@ -373,13 +385,18 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         [with_tags("numpy", "cp313-cp313-macosx_14_0_x86_64")],
         "macosx_14_0",
     ),
-    ("xla", "tags_match_spec", [lambda image: changed(image, tags=("trainyard:cpu",))], "trainyard:cpu"),
-    ("xla", "image_json_matches_spec", [with_text("image.json", "{}")], "schema is null; the spec gives 1"),
-    ("xla", "image_json_matches_spec", [with_text("image.json", "oops")], "missing or not JSON"),
-    ("xla", "starts_as_specified", [with_setting(Entrypoint=["launch"])], "expected ['tini', '--', 'launch']"),
-    ("xla", "starts_as_specified", [with_setting(User="0:0")], "USER: '0:0'"),
-    ("xla", "starts_as_specified", [with_setting(WorkingDir="/")], "WORKDIR: '/'; expected '/workspace'"),
-    ("xla", "starts_as_specified", [with_setting(WorkingDir=None)], "WORKDIR: None; expected '/workspace'"),
+    ("xla", "image_is_its_recipe", [lambda image: changed(image, tags=("trainyard:cpu",))], "trainyard:cpu"),
+    ("xla", "image_is_its_recipe", [with_text("recipe.json", "{}")], "is no recipe (name: Field required)"),
+    (
+        "xla",
+        "image_is_its_recipe",
+        [with_text("recipe.json", "")],
+        "recipe.json: is missing: the image was built",
+    ),
+    ("xla", "image_is_its_recipe", [with_setting(Entrypoint=["launch"])], "expected ['tini', '--', 'launch']"),
+    ("xla", "image_is_its_recipe", [with_setting(User="0:0")], "USER: '0:0'"),
+    ("xla", "image_is_its_recipe", [with_setting(WorkingDir="/")], "WORKDIR: '/'; expected '/workspace'"),
+    ("xla", "image_is_its_recipe", [with_setting(WorkingDir=None)], "WORKDIR: None; expected '/workspace'"),
     (
         "tf-cpu",
         "python_lists_what_is_installed",
@@ -523,45 +540,45 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
     ("xla", "no_setuid_beyond_the_base", [with_layer({"bin/x": b"x"}, {"bin/x": 0o2755})], "has mode 2755"),
     (
         "gpu",
-        "starts_as_specified",
+        "image_is_its_recipe",
         [with_setting(Env=["NVIDIA_VISIBLE_DEVICES=none"])],
-        "ENV NVIDIA_VISIBLE_DEVICES: is 'none'; the spec gives 'all'",
+        "ENV NVIDIA_VISIBLE_DEVICES: is 'none'; the recipe gives 'all'",
     ),
-    ("torch-tpu", "starts_as_specified", [with_setting(Env=[])], "ENV LD_PRELOAD: is None"),
+    ("torch-tpu", "image_is_its_recipe", [with_setting(Env=[])], "ENV LD_PRELOAD: is None"),
     (
         "xla",
-        "starts_as_specified",
+        "image_is_its_recipe",
         [with_setting(Env=["PATH=/tmp:/usr/bin"])],
-        "ENV PATH: is '/tmp:/usr/bin'; the spec",
+        "ENV PATH: is '/tmp:/usr/bin'; the recipe",
     ),
-    ("xla", "starts_as_specified", [with_setting(User="1001")], "USER: '1001'; expected '1000'"),
-    ("xla", "starts_as_specified", [with_setting(Cmd=["bash"])], "CMD: ['bash']; expected none"),
+    ("xla", "image_is_its_recipe", [with_setting(User="1001")], "USER: '1001'; expected '1000'"),
+    ("xla", "image_is_its_recipe", [with_setting(Cmd=["bash"])], "CMD: ['bash']; expected none"),
     (
         "xla",
         "nothing_else_is_configured",
         [with_setting(Env=["PYTHONPATH=/x"])],
-        "ENV PYTHONPATH: is '/x'; the spec gives none",
+        "ENV PYTHONPATH: is '/x'; the recipe gives none",
     ),
-    ("xla", "nothing_else_is_configured", [with_setting(Env=["FOO="])], "ENV FOO: is ''; the spec gives none"),
+    ("xla", "nothing_else_is_configured", [with_setting(Env=["FOO="])], "ENV FOO: is ''; the recipe gives none"),
     (
         "xla",
         "nothing_else_is_configured",
         [with_label("maintainer", "me")],
-        "label maintainer: 'me'; the spec gives none",
+        "label maintainer: 'me'; the recipe gives none",
     ),
     (
         "xla",
         "nothing_else_is_configured",
         [with_setting(ExposedPorts={"22/tcp": {}})],
-        "ExposedPorts: {'22/tcp': {}}; the spec gives none",
+        "ExposedPorts: {'22/tcp': {}}; the recipe gives none",
     ),
     ("xla", "nothing_else_is_configured", [with_setting(Volumes={"/data": {}})], "Volumes: {'/data': {}}"),
     ("xla", "nothing_else_is_configured", [with_setting(OnBuild=["RUN x"])], "OnBuild: ['RUN x']"),
     ("xla", "nothing_else_is_configured", [with_setting(Healthcheck={"Test": ["CMD", "x"]})], "Healthcheck: "),
     ("xla", "nothing_else_is_configured", [with_setting(StopSignal="SIGKILL")], "StopSignal: SIGKILL"),
     ("xla", "nothing_else_is_configured", [with_setting(Shell=["/bin/sh"])], "Shell: ['/bin/sh']"),
-    ("xla", "nothing_else_is_configured", [with_author("me")], "author: 'me'; the spec gives none"),
-    ("xla", "nothing_else_is_configured", [with_setting(Unknown=1)], "Unknown: 1; the spec gives none"),
+    ("xla", "nothing_else_is_configured", [with_author("me")], "author: 'me'; the recipe gives none"),
+    ("xla", "nothing_else_is_configured", [with_setting(Unknown=1)], "Unknown: 1; the recipe gives none"),
     (
         "gpu",
         "framework_is_built_for_the_accelerator",
@@ -790,7 +807,7 @@ def test_a_wheel_whose_tag_names_no_known_architecture_is_not_refused() -> None:
 
 def test_the_image_of_an_index_may_have_the_tag_of_the_index() -> None:
     index, other = "trainyard:tf-cpu-2.21.0-20261121-0a1b2c3d", "trainyard:tf-gpu-2.21.0-20261121-0a1b2c3d"
-    found = [rules.check(changed(good("tf-cpu"), tags=(tag,)))["tags_match_spec"] for tag in (index, other)]
+    found = [rules.check(changed(good("tf-cpu"), tags=(tag,)))["image_is_its_recipe"] for tag in (index, other)]
     assert found[0] == [] and [one.where for one in found[1]] == [f"tag {other}"]
 
 
@@ -807,7 +824,7 @@ def test_each_fault_is_found_and_named(target: str, rule: str, changes: list[Cha
 
 
 def test_every_rule_has_a_fault_that_it_finds() -> None:
-    elsewhere = {"pins_reach_the_lock", "torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
+    elsewhere = {"torch_xla_has_its_libtpu", "imports_do_not_compile", "size_within_budget"}
     elsewhere |= {"files_are_those_of_the_build"}  # test_layer_contents.py
     elsewhere |= {"extensions_have_code_for_their_gpus"}  # test_device_code.py
     assert {rule.id for rule in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
@@ -846,12 +863,12 @@ def test_a_waiver_turns_its_finding_into_a_note_until_it_expires(waiver: Change,
 def test_an_image_without_a_spec_is_checked_with_the_rules_that_need_none() -> None:
     image = with_layer({"home/a/.netrc": b"machine", "bin/x": b"x"}, {"bin/x": 0o4755})(good())
     image = with_setting(Entrypoint=["bash"], User="root")(with_package("sneaked", "1.0")(image))
-    found = rules.check(changed(image, spec=None, build=None))
+    found = rules.check(changed(image, recipe=None))
     failures = {one.rule for some in found.values() for one in some if one.fails}
     assert failures == {"no_credentials_in_layers"}
     assert [one.fails for one in found["no_setuid_beyond_the_base"]] == [False], "the base is unknown"
-    assert not {rule.id for rule in rules.rules_for(changed(image, spec=None))} & {
-        "labels_match_spec",
+    assert not {rule.id for rule in rules.rules_for(changed(image, recipe=None))} & {
+        "image_is_its_recipe",
         "installed_matches_locks",
         "size_within_budget",
     }
@@ -890,11 +907,13 @@ def test_a_package_installed_twice_names_both_folders() -> None:
     assert [str(one) for one in found] == [f"package numpy: is installed in /opt/venv and {other}"]
 
 
-def test_a_pin_that_is_not_locked_is_found() -> None:
-    image = good("tf-cpu")
-    image.__dict__["locked"] = {name: version for name, version in image.locked.items() if name != "gcsfs"}
-    found = rules.check(image)["pins_reach_the_lock"]
-    assert len(found) == 1 and "asks for gcsfs==" in str(found[0]) and "the lock has none" in str(found[0])
+def test_an_image_whose_lock_lacks_a_pin_of_its_spec_has_no_recipe() -> None:
+    spec = load("tf-cpu")
+    (section,) = (name for name in spec.usable_lock.sections if str(name) == "amd64.requirements")
+    text = spec.usable_lock.sections[section].replace("gcsfs==", "other==")
+    spec = spec.with_lock(dataclasses.replace(spec.usable_lock, sections={**spec.usable_lock.sections, section: text}))
+    with pytest.raises(UserError, match=r"asks for gcsfs==.*has none: run 'trainyard lock tf-cpu'"):
+        recipes.make(spec)
 
 
 def test_missing_and_stale_byte_code_are_distinguished() -> None:
@@ -916,8 +935,8 @@ def test_findings_of_a_rule_above_the_limit_are_counted() -> None:
 
 
 def over_budget(image: Evidence) -> Evidence:
-    budget = image.spec.budget.model_copy(update={"size": image.size - 10})
-    return changed(image, spec=image.spec.model_copy(update={"budget": budget}))
+    budget = image.required_recipe.budget.model_copy(update={"size": image.size - 10})
+    return changed(image, recipe=image.required_recipe.model_copy(update={"budget": budget}))
 
 
 def test_a_size_over_the_budget_names_layers_and_packages() -> None:
@@ -932,7 +951,8 @@ def test_a_size_over_the_budget_names_layers_and_packages() -> None:
 
 
 def test_a_framework_from_the_fallback_index_is_over_budget_with_a_note_only() -> None:
-    image = over_budget(with_label("io.trainyard.index", "default")(good()))
+    image = good()
+    image = over_budget(changed(image, recipe=of_index(image.required_recipe, "default")))
     (finding,) = rules.check(image)["size_within_budget"]
     assert not finding.fails and "default index instead of pytorch-cpu" in finding.what
 
@@ -1027,29 +1047,20 @@ def test_findings_about_metadata_come_first() -> None:
     ]
 
 
-def test_layers_are_named_after_the_stages_of_the_rendered_dockerfile() -> None:
-    text = dockerfile.dockerfile(load("xla"))
-    below, copies = layers.stages(text)
-    wheels = [one.stage for one in dockerfile.wheels(load("xla"))]
-    assert copies == [*wheels, "site", "about", "common", "trainers", "launcher"]
-    made_by = [
-        "",
-        *(f"{keyword} something" for _, keyword in below),
-        *["COPY /out / # buildkit"] * len(copies),
-        "RUN later",
-    ]
-    names = layers.name_layers(made_by, text)
-    assert [stage for stage, _ in names] == ["base", *(stage for stage, _ in below), *copies, "added"]
+def test_layers_are_named_after_the_stages_of_the_recipe() -> None:
+    known = recipes.make(load("xla")).layers
+    below, copies = [[each for each in known if each.copied is copied] for copied in (False, True)]
+    wheels = [each.stage for each in copies if each.pins]
+    assert [each.stage for each in copies] == [*wheels, "site", "about", "common", "trainers", "launcher"]
+    made_by = ["", *(f"{each.instruction} x" for each in below), *["COPY /out / # buildkit"] * len(copies), "RUN later"]
+    names = layers.name_layers(made_by, known)
+    assert [stage for stage, _ in names] == ["base", *(each.stage for each in known), "added"]
     assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]
 
 
 def test_where_the_base_holds_the_framework_the_working_directory_is_a_layer_of_the_system() -> None:
-    text = dockerfile.dockerfile(load("xla-nightly"))
-    below, copies = layers.stages(text)
+    below, _ = layers.stages(dockerfile.dockerfile(load("xla-nightly")))
     assert below == [("system", "RUN"), ("system", "WORKDIR")]
-    made_by = ["RUN in the base", "RUN /bin/bash", "WORKDIR /workspace", *["COPY /out / # buildkit"] * len(copies)]
-    names = layers.name_layers(made_by, text)
-    assert names[:4] == [("base", "base"), ("system", "below"), ("system", "below"), ("site", "copied")]
 
 
 def test_files_that_the_build_makes_or_changes_are_not_those_of_a_wheel(repository: Evidence) -> None:
@@ -1087,7 +1098,10 @@ def test_wheels_that_a_user_chose_may_have_a_path_in_common(
 @pytest.mark.parametrize("target", ["xla-nightly", None])
 def test_an_empty_layer_is_a_note_where_it_cannot_be_avoided(target: str | None) -> None:
     """A base that holds the framework is not copied for a folder; other images are as their owners made them."""
-    image = changed(with_layer({})(good()), spec=load(target) if target else None, build=None)
+    image = with_layer({})(good())
+    recipe = image.required_recipe
+    in_base = recipe.model_copy(update={"base": recipe.base.model_copy(update={"packages": {"torch": "2.9"}})})
+    image = changed(image, recipe=in_base if target else None)
     (rule,) = (one for one in rules.RULES if one.id == "no_empty_or_duplicate_layer")
     (finding,) = rule.function(image)
     assert not finding.fails
@@ -1096,7 +1110,7 @@ def test_an_empty_layer_is_a_note_where_it_cannot_be_avoided(target: str | None)
 def test_the_project_of_the_users_code_is_in_no_lock(repository: Evidence) -> None:
     """Its metadata is in the layer of the code, in the site directory of the image."""
     image = with_package("My.Model", "1.0")(repository)
-    info = f"{image.required_spec.site.packages}/my_model-1.0.dist-info/METADATA"
+    info = f"{image.required_recipe.site}/my_model-1.0.dist-info/METADATA"
     assert not rules.check(with_layer({info: b"x"}, stage="code")(image))["installed_matches_locks"]
     for path in (info.replace("site-packages", "dist-packages"), info.replace("my_model", "another")):
         (finding,) = rules.check(with_layer({path: b"x"}, stage="code")(image))["installed_matches_locks"]
@@ -1151,13 +1165,13 @@ def test_an_unknown_target_lists_the_valid_ones(trainyard: Callable[..., tuple[i
 def test_the_result_of_an_image_that_failed_is_printed_as_json(
     trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = {"passed": False, "findings": [{"rule": "labels_match_spec"}]}
+    facts = {"passed": False, "findings": [{"rule": "image_is_its_recipe"}]}
 
     def verified(*_: object, **__: object) -> None:
-        raise verify.VerifyFailed("any:tag does not match its spec: label x", facts)
+        raise verify.VerifyFailed("any:tag does not match its recipe: label x", facts)
 
-    monkeypatch.setattr(verify, "image_to_verify", lambda *_: (None, "any:tag"))
+    monkeypatch.setattr(docker_engine, "pull", lambda _: SimpleNamespace(labels={}, attrs={}))
     monkeypatch.setattr(verify, "verify", verified)
     status, out, err = trainyard("verify", "--image=any:tag", "--json")
     assert (status, json.loads(out)) == (1, facts)
-    assert err == "verify: any:tag does not match its spec: label x\n"
+    assert err == "verify: any:tag does not match its recipe: label x\n"

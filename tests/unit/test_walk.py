@@ -24,7 +24,7 @@ from tests.unit.test_verify import good
 from tests.workspaces import lock
 
 import trainyard
-from trainyard.image import base_image, buildx, plan, smoke_command, smoke_test, working_directory
+from trainyard.image import base_image, buildx, facts, smoke_command, smoke_test, working_directory
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import docker_engine, layer_contents, layers, probe_runner
 from trainyard.spec.model import Spec, load
@@ -140,8 +140,8 @@ class Engine:
         """Return the labels of the image."""
         with untraced():
             spec = load(self._target)
-            arguments = plan.labels_from_arguments(spec)
-            return plan.labels(spec) | {label: self._arguments[name] for label, name in arguments.items()}
+            arguments = facts.labels_from_arguments(spec)
+            return facts.labels(spec) | {label: self._arguments[name] for label, name in arguments.items()}
 
     def evidence(self) -> Evidence:
         """Return what the image has."""

@@ -99,7 +99,7 @@ def test_the_installed_package_keeps_its_state_in_the_users_folder(trainyard: Pa
 
 
 def test_the_installed_package_labels_images_with_its_commit(trainyard: Path, folder: Path) -> None:
-    script = "from trainyard.image import plan; print(plan.revision(), plan.source_date_epoch())"
+    script = "from trainyard.image import facts; print(facts.revision(), facts.source_date_epoch())"
     commit = wheels.run("git", "rev-parse", "HEAD", cwd=folder / "clone").strip()
     assert wheels.run(trainyard.parent / "python", "-c", script, cwd=folder) == f"{commit} 1795176000\n"
 

@@ -16,7 +16,7 @@ from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, dockerfile, offline, plan
+from trainyard.image import build, dockerfile, facts, offline, plan
 from trainyard.oci import docker_engine
 from trainyard.release import candidate
 from trainyard.spec import model, state, workspace
@@ -123,8 +123,8 @@ def test_the_licence_is_that_of_the_repository_or_none(
     (folder / "pyproject.toml").unlink(missing_ok=True)
     if pyproject is not None:
         (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
-    assert plan.labels(model.load(None)).get("org.opencontainers.image.licenses") == licence
-    assert plan.labels(model.load("cpu"))["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert facts.labels(model.load(None)).get("org.opencontainers.image.licenses") == licence
+    assert facts.labels(model.load("cpu"))["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
 @pytest.mark.parametrize("args", ["[--epochs, 1, --lr, 0.1]", "--epochs 1 --lr 0.1", "['--epochs', '1', --lr, '0.1']"])
@@ -146,15 +146,15 @@ def test_arguments_may_be_numbers_or_one_text(write: Write, args: str) -> None:
 )
 def test_the_label_says_how_far_the_code_is_tested(write: Write, smoke: str, level: str) -> None:
     write(f"extends: cpu\nrun: python train.py\n{smoke}")
-    assert plan.labels(model.load(None))["io.trainyard.tested"] == level
+    assert facts.labels(model.load(None))["io.trainyard.tested"] == level
 
 
 def test_without_a_command_the_trainers_of_the_parent_count(write: Write) -> None:
     """It is not the code that they show to train: that would be a level which nothing of the repository has reached."""
     write("extends: cpu\nrequirements: [einops]\n")
     found = model.load(None)
-    assert plan.labels(found)["io.trainyard.tested"] == "environment"
-    assert plan.labels(model.load("cpu"))["io.trainyard.tested"] == "trained"
+    assert facts.labels(found)["io.trainyard.tested"] == "environment"
+    assert facts.labels(model.load("cpu"))["io.trainyard.tested"] == "trained"
     assert found.trainers.default == "mnist"
     assert found.workspace.document.code == []
 
@@ -297,10 +297,10 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
     git("commit", "-q", "-m", "Add the image")
     found = repository().root
     plan._git.cache_clear()
-    assert plan.revision(found) == git("rev-parse", "HEAD")
+    assert facts.revision(found) == git("rev-parse", "HEAD")
     path.write_text("extends: xla\n", encoding="utf-8")
     plan._git.cache_clear()
-    assert plan.revision(found) == git("rev-parse", "HEAD") + "-dirty"
+    assert facts.revision(found) == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
