@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.engine import FakeEngine, Image
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_contents, base_image, build, dockerfile, repository_lock
-from trainyard.oci import docker_engine, probe_runner
+from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lock as locks
 from trainyard.spec import model
-from trainyard.spec.architectures import AMD64
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import RepositorySpec, Spec
 
@@ -81,7 +82,7 @@ class Registry:
             return DIGEST, ""
         return (self.digest, "") if self.digest else (None, "connection refused")
 
-    def inspect(self, reference: str) -> ProbeResult:
+    def inspect(self, _engine: Engine, reference: str) -> ProbeResult:
         self.inspected.append(reference)
         packages = [
             Distribution(name, version, "", tuple(requires), 0) for name, (version, requires) in self.installed.items()
@@ -91,12 +92,10 @@ class Registry:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
+def registry(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
     found = Registry()
     monkeypatch.setattr(base_image, "_registry_digest", found.digest_of)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-    monkeypatch.setattr(docker_engine, "pull", lambda _reference: None)
+    fake_engine.instead("GET /images/.+/json", lambda: Image("sha256:0").document)  # whatever is pulled
     monkeypatch.setattr(probe_runner, "probe", found.inspect)
     return found
 

@@ -20,7 +20,6 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import build, repository_lock, smoke_command, smoke_test
 from trainyard.image.smoke_command import MEASURED, Subject
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.release import advisories, audit, bisect
 from trainyard.release.bisect import Check
 from trainyard.release.culprit import Verdict
@@ -156,11 +155,11 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:
-        docker_engine.untag(name)
+        spec.context.engine.untag(name)
 
 
 def _tested(spec: Spec, name: str) -> Measured:
-    verified, smoke = verify.verify(spec, name), smoke_test.smoke(spec, name)
+    verified, smoke = verify.verify(spec.context.engine, spec, name), smoke_test.smoke(spec, name)
     known = []
     with contextlib.suppress(UserError):  # there is no snapshot
         pins = {name: {public_version(version)} for name, version in spec.locked().versions.items()}
@@ -209,7 +208,7 @@ def _timed(spec: Spec, name: str, bounds: Bounds, found: Measured) -> Measured:
 
 def _run(spec: Spec, name: str, command: tuple[str, ...], smoke: SmokeRun) -> smoke_command.Tester:
     subject = Subject(name, command, ("--", *command), smoke, spec.workspace, smoke_test.network_of(spec), log=False)
-    tester = smoke_command.Tester(subject)
+    tester = smoke_command.Tester(spec.context.engine, subject)
     tester.check_run(smoke)
     return tester
 
