@@ -166,6 +166,7 @@ class FakeEngine:
         info: what else ``docker info`` says.
         platforms: that it runs programs for.
         builders: of ``docker buildx``: name -> what ``inspect`` prints.
+        digest_at_registry: the digest of a reference; None if its registry does not answer.
         cache: id of a record of the build cache -> its size, as in ``1.9kB``.
         docker: does other calls of the program ``docker``; ``calls``: the words of each.
         requests: method and path of each request.
@@ -186,6 +187,7 @@ class FakeEngine:
         self.version: dict[str, Any] = {}
         self.platforms = [f"linux/{architecture}"]
         self.builders: dict[str, str] = {}
+        self.digest_at_registry: Callable[[str], str | None] = lambda _reference: None
         self.cache: dict[str, str] = {}
         self.docker: Docker = _unknown
         self.calls: list[list[str]] = []
@@ -526,6 +528,10 @@ class FakeEngine:
         """Do what buildx 0.13 does with the builders and the cache."""
         named = [word.partition("=")[2] for word in words if word.startswith("--builder=")]
         name = (named or [environment.get("BUILDX_BUILDER") or "default"])[0]
+        if words[:3] == ["buildx", "imagetools", "inspect"]:
+            digest = self.digest_at_registry(words[-1])
+            failed = Ran(1, err=f"ERROR: {words[-1]}: failed to do request: no such host\n".encode())
+            return Ran(out=f'"{digest}"\n'.encode()) if digest else failed
         if words[:2] == ["buildx", "ls"]:
             names = "".join(f"{one}  docker\n \\_ {one}  \\_ {one}  running\n" for one in [*self.builders, "default"])
             return Ran(out=f"NAME/NODE  DRIVER/ENDPOINT  STATUS\n{names}".encode())

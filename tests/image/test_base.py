@@ -28,10 +28,10 @@ def test_a_base_has_the_digest_that_its_registry_gives_its_tag() -> None:
         subprocess.run(
             ["docker", "buildx", "imagetools", "create", f"--tag={index}", manifest], capture_output=True, check=True
         )
-        assert base_image._registry_digest(manifest) == (image.id, "")
-        digest, _ = base_image._registry_digest(index)
+        assert ENGINE.digest_at_registry(manifest) == (image.id, "")
+        digest, _ = ENGINE.digest_at_registry(index)
         assert digest is not None and digest.startswith("sha256:") and digest != image.id
-        assert base_image._registry_digest(f"{running.address(server)}/base:none") == (None, "not found")
+        assert ENGINE.digest_at_registry(f"{running.address(server)}/base:none") == (None, "not found")
 
 
 @pytest.mark.parametrize("layouts", [True, False], ids=["OCI layouts", "older engine"])

@@ -93,7 +93,6 @@ class Nightly:
         options = ("--quiet", output, "--provenance=false")
         ENGINE.buildx("build", *options, str(context))
         ENGINE.client.images.push(self.reference)
-        base_image._registry_digest.cache_clear()
         return ENGINE.digest(self.reference)
 
 
@@ -115,7 +114,6 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly
     for image in ENGINE.images(f"{found.registry}/xla"):
         ENGINE.client.images.remove(image.id, force=True)
     ENGINE.untag(SYSTEM)
-    base_image._registry_digest.cache_clear()
 
 
 @pytest.fixture
@@ -200,7 +198,6 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     nightly.stop()
     for reference in (nightly.reference, f"{nightly.reference}@{first}", f"{nightly.reference}@{second}"):
         ENGINE.untag(reference)
-    base_image._registry_digest.cache_clear()
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     built = json.loads(trainyard("image", "--json"))
     assert ENGINE.image(built["digest"], made_by="").attrs["RootFS"] == image.attrs["RootFS"]

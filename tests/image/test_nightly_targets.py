@@ -14,8 +14,9 @@ from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
 from tests.image.registry import running
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import base_image, dockerfile, fallback, target_lock
+from trainyard.image import dockerfile, fallback, target_lock
 from trainyard.oci.registry import Repository
 from trainyard.release import candidate, promotion, publish
 from trainyard.spec import lock as locks
@@ -105,7 +106,7 @@ def test_the_newest_is_locked_passes_and_is_promoted(address: str, tmp_path: Pat
 def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
+    monkeypatch.setattr(Engine, "digest_at_registry", lambda *_: (None, "no such host"))
     spec, reason = fallback.choose(model.load("xla-nightly"))
     assert reason
     made = candidate.make(spec)

@@ -34,14 +34,12 @@ def engine(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngi
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def network(fake_engine: FakeEngine) -> Callable[..., None]:
     """``network(debian="sha256:1")``: the references that registries have."""
 
     def reach(**digests: str) -> None:
         there = {IMAGE: digests.get("base"), BUILD_BASE: digests.get("build_base")}
-        monkeypatch.setattr(
-            base_image, "_registry_digest", lambda reference, _builder: (there.get(reference), "no such host")
-        )
+        fake_engine.digest_at_registry = there.get
 
     return reach
 

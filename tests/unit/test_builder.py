@@ -19,7 +19,7 @@ from tests.fakes.engine import FakeEngine, Image
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, buildx, offline, plan, provenance, working_directory
+from trainyard.image import build, buildx, offline, plan, provenance, working_directory
 from trainyard.oci import builder, image_store
 from trainyard.oci.builder import Builder, Node
 from trainyard.release import reproduce
@@ -215,18 +215,15 @@ def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(
 
 
 @pytest.mark.parametrize(("name", "option"), [("team", ["--builder=team"]), ("", [])])
-def test_registries_are_asked_through_the_builder_which_may_use_mirrors(
-    monkeypatch: pytest.MonkeyPatch, name: str, option: list[str]
+def test_registries_are_asked_once_through_the_builder_which_may_use_mirrors(
+    fake_engine: FakeEngine, name: str, option: list[str]
 ) -> None:
-    asked: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 0, stdout='"sha256:1"\n', stderr="")
-
-    monkeypatch.setattr(base_image.subprocess, "run", run)
-    assert base_image._registry_digest.__wrapped__("debian:13", name) == ("sha256:1", "")
-    assert asked[0][2:-3] == ["imagetools", "inspect", *option]
+    fake_engine.digest_at_registry = lambda _: "sha256:1"
+    engine = Engine()
+    for _ in range(2):
+        assert engine.digest_at_registry("debian:13", name) == ("sha256:1", "")
+    (asked,) = fake_engine.calls
+    assert (asked[1:-3], asked[-1]) == (["imagetools", "inspect", *option], "debian:13")
 
 
 # --- a build ------------------------------------------------------------------------------------------------------

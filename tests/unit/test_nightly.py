@@ -207,8 +207,8 @@ class TestFallback:
     """xla-nightly, whose base may be out of reach."""
 
     @pytest.fixture
-    def unreachable(self, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
+    def unreachable(self, fake_engine: FakeEngine) -> None:
+        """The engine that runs has no image, and knows no registry."""
 
     @pytest.mark.usefixtures("unreachable")
     def test_it_is_built_where_the_base_is_out_of_reach(self) -> None:
@@ -221,11 +221,11 @@ class TestFallback:
 
     @pytest.mark.parametrize(("local", "remote"), [("sha256:1", None), (None, "sha256:1")])
     def test_it_is_not_built_where_the_engine_or_a_registry_has_the_base(
-        self, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, local: str | None, remote: str | None
+        self, fake_engine: FakeEngine, local: str | None, remote: str | None
     ) -> None:
         if local:
             fake_engine.add(base_image.configured_reference("xla-nightly"))
-        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (remote, "no such host"))
+        fake_engine.digest_at_registry = lambda _: remote
         spec = model.load("xla-nightly")
         assert fallback.choose(spec) == (spec, "")
 

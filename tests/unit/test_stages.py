@@ -21,7 +21,7 @@ from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
 from trainyard.common import console, stages
-from trainyard.image import base_image, build, plan, smoke_test
+from trainyard.image import build, plan, smoke_test
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -242,7 +242,7 @@ def building(
     fake_engine.docker = build
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     monkeypatch.setenv("TRAINYARD_PROVENANCE", "0")
-    monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (DIGEST, ""))
+    fake_engine.digest_at_registry = lambda _: DIGEST
     monkeypatch.setattr(layers, "read", stored)
     monkeypatch.setattr(probe_runner, "probe", lambda *_: good("tf-cpu").inside)
     monkeypatch.setattr(smoke_test, "_train", lambda *_: TRAINED)

@@ -54,6 +54,9 @@ LOOKING: dict[str, Any] = {"network_mode": "none", "read_only": True, "mem_limit
 #: Seconds until a program that looks into an image is given up: 5 for 2 GB of packages on 2 cores (2026-11).
 LOOK_SECONDS = 300
 
+#: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
+REGISTRY_TIMEOUT = 20
+
 #: The line in which scripts/install-engine.sh or scripts/setup-emulation.sh says why it ends.
 _SCRIPT_ERROR = re.compile(r"(?:engine|emulation): error: (.*)")
 
@@ -128,6 +131,7 @@ class Engine:
         self._seconds, self._look_seconds = seconds, look_seconds
         self._connected: DockerClient | None = None
         self._inspected: dict[str, str] = {}
+        self._at_registries: dict[tuple[str, str], tuple[str | None, str]] = {}
 
     @property
     def docker_context(self) -> str:
@@ -365,6 +369,16 @@ class Engine:
             self._inspected[name] = self.buildx("inspect", "--bootstrap", *chosen)
         return self._inspected[name]
 
+    def digest_at_registry(self, reference: str, builder: str = "") -> tuple[str | None, str]:
+        """Return the digest of an image at its registry, asked once; None and the reason, in a few words, without one.
+
+        Args:
+            builder: of buildx, which may use mirrors; empty: the one that buildx itself uses.
+        """
+        if (reference, builder) not in self._at_registries:
+            self._at_registries[reference, builder] = _digest_at_registry(reference, builder)
+        return self._at_registries[reference, builder]
+
     def buildx(self, *arguments: str, environment: dict[str, str] | None = None) -> str:
         """Run ``docker buildx``, again after a transient error, and return its standard output.
 
@@ -380,6 +394,23 @@ class Engine:
             words = (ended.stderr.strip().splitlines() or ["it printed no error"])[-1]
             raise StepFailed(f"'docker buildx {arguments[0]}' failed: {words}")
         return ended.stdout
+
+
+def _digest_at_registry(reference: str, builder: str) -> tuple[str | None, str]:
+    chosen = [f"--builder={builder}"] if builder else []
+    # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
+    inspect = ["docker", "buildx", "imagetools", "inspect", *chosen, "--format", "{{json .Manifest.Digest}}"]
+    try:
+        done = subprocess.run(
+            [*inspect, reference], capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {REGISTRY_TIMEOUT} s"
+    digest = done.stdout.strip().strip('"')
+    if done.returncode == 0 and digest.startswith("sha256:"):
+        return digest, ""
+    words = done.stderr.strip().splitlines() or ["no answer"]
+    return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
 
 
 def _image(client: DockerClient, reference: str) -> Image | None:

@@ -16,14 +16,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from trainyard.common import settings
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import builder
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
@@ -33,9 +31,6 @@ from trainyard.spec.workspace import FOLDER
 from trainyard.workspace.lines import without_credentials
 
 logger = logging.getLogger(__name__)
-
-#: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
-REGISTRY_TIMEOUT = 20
 
 #: What Debian's slim images leave out (debuerreotype's slim excludes).
 _SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/groff/*",
@@ -59,30 +54,13 @@ class Resolved:
     build_base: str
 
 
-@cache
-def _registry_digest(reference: str, name: str = "") -> tuple[str | None, str]:
-    """Return the digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
-    # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
-    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection(name)]  # which may use mirrors
-    command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {REGISTRY_TIMEOUT} s"
-    digest = done.stdout.strip().strip('"')
-    if done.returncode == 0 and digest.startswith("sha256:"):
-        return digest, ""
-    words = done.stderr.strip().splitlines() or ["no answer"]
-    return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
-
-
 def unreachable(reference: str, context: Context) -> str:
     """Return why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
     if context.engine.find(reference):
         return ""
     if context.offline:
         return "this is an offline build"
-    digest, reason = _registry_digest(reference, context.builder)
+    digest, reason = context.engine.digest_at_registry(reference, context.builder)
     return "" if digest else reason
 
 
@@ -155,13 +133,14 @@ def _find(
     base = bases()[name]
     machine = machine or architectures.of_engine(context.engine)
     architecture = architecture or machine
-    digest, reason = _registry_digest(locked if "@" in locked else base.image, context.builder)
+    digest, reason = context.engine.digest_at_registry(locked if "@" in locked else base.image, context.builder)
     if digest:
         reference = f"{base.image}@{digest}"
         # Another name for the same image: a build replaces the one of the base (trainyard.image.working_directory).
         of_all_platforms = f"{Reference.parse(base.image).name}@{digest}"
-        built_in = _registry_digest(base.build_base, context.builder)[0] if base.build_base else None
-        return Resolved(reference, digest, None, f"{base.build_base}@{built_in}" if built_in else of_all_platforms)
+        older = base.build_base
+        built_in = context.engine.digest_at_registry(older, context.builder)[0] if older else None
+        return Resolved(reference, digest, None, f"{older}@{built_in}" if built_in else of_all_platforms)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: set 'TRAINYARD_BASE=<reference>' "
@@ -181,7 +160,7 @@ def lockable_reference(name: str, context: Context) -> str:
     image = bases()[name].image
     if context.offline or not shutil.which("docker"):
         return image
-    digest, _ = _registry_digest(image, context.builder)
+    digest, _ = context.engine.digest_at_registry(image, context.builder)
     return f"{image}@{digest}" if digest else image
 
 

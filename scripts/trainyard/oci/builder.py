@@ -108,11 +108,6 @@ def current(context: Context) -> Builder:
     return chosen
 
 
-def selection(name: str) -> list[str]:
-    """Return the option of ``docker buildx`` that selects a builder; none where buildx itself selects it."""
-    return [f"--builder={name}"] if name else []
-
-
 def _inspect(engine: Engine, name: str) -> Builder:
     """Return the builder of a name; without one, the one that buildx uses. It raises what :func:`current` does."""
     try:
