@@ -19,6 +19,7 @@ from typing import Any
 from trainyard import recipe as recipes
 from trainyard.common import settings, stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import offline, provenance, working_directory
@@ -86,24 +87,24 @@ def _output(name: str, compression: str, context: Context) -> str:
 
     Of a builder outside of the engine, ``type=docker`` loads the image into the engine.
     """
-    if not docker_engine.stores_in_containerd():
+    if not context.engine.stores_in_containerd:
         return f"type=docker,name={name}"
-    kind = "image" if builder.current(context.builder).in_engine else "docker"
+    kind = "image" if builder.current(context).in_engine else "docker"
     return f"type={kind},name={name},oci-mediatypes=true,{COMPRESSIONS[compression]}"
 
 
 @contextlib.contextmanager
-def unnamed_on_failure(reference: str) -> Iterator[None]:
+def unnamed_on_failure(engine: Engine, reference: str) -> Iterator[None]:
     """Remove the tag ``reference`` if a build that fails or is interrupted has set it.
 
     The engine tags an image before it unpacks it, and a full disk or an interrupt may come in between.
     """
-    before = digest_of(reference)
+    before = engine.digest_of(reference)
     try:
         yield
     except BaseException:
-        if digest_of(reference) != before:
-            docker_engine.untag(reference)
+        if engine.digest_of(reference) != before:
+            engine.untag(reference)
         raise
 
 
@@ -190,7 +191,7 @@ def _base_contexts(plan: Plan) -> dict[str, str]:
     context, base = plan.context, plan.sources.base
     if context.offline:
         return offline.contexts(plan)
-    in_engine = builder.current(context.builder).in_engine
+    in_engine = builder.current(context).in_engine
     # An image without a digest may be in the engine alone.
     sent = {} if in_engine else {name: one for name, one in plan.images().items() if "@" not in name}
     contexts = {
@@ -215,7 +216,7 @@ def _digest(reference: str, metadata: dict[str, Any], used: Builder) -> str:
     built = str(metadata["containerimage.digest"])
     if used.in_engine:
         return built
-    loaded = docker_engine.digest(reference)
+    loaded = used.engine.digest(reference)
     # The classic image store of an engine identifies images by their configurations.
     if loaded not in (built, metadata.get("containerimage.config.digest")):
         raise StepFailed(

@@ -46,10 +46,10 @@ def keep(plan: Plan) -> None:
     for reference, architecture in plan.images().items():
         folder = _layout(plan.context.state, reference, architecture)
         own(folder.parent)
-        docker_engine.pull(reference, architecture)
+        spec.context.engine.pull(reference, architecture.platform)
         partial, earlier = Path(f"{folder}.new"), Path(f"{folder}.old")
         shutil.rmtree(partial, ignore_errors=True)
-        working_directory.write(reference, partial, architecture)
+        working_directory.write(spec.context.engine, reference, partial, architecture)
         shutil.rmtree(earlier, ignore_errors=True)
         if folder.exists():
             folder.rename(earlier)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import requests
 from rich.table import Table
 
@@ -98,9 +97,8 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         ``diff_id``, ``size``, ``packed``); ``estimate`` in bytes if the spec names another index.
     """
     reference = f"{NAME}:{spec.local_name}"
-    try:
-        image = docker_engine.client().images.get(reference)
-    except docker.errors.ImageNotFound:
+    image = spec.context.engine.find(reference)
+    if image is None:
         return None
     index = image.labels.get(f"{LABELS}.index", "default")
     day = image.labels.get("org.opencontainers.image.created", "")[:10]

@@ -37,6 +37,7 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common import stages
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
@@ -258,20 +259,20 @@ class Tester:
         seconds: that it took.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, engine: Engine, subject: Subject) -> None:
+        self._engine, self.subject = engine, subject
         self.notes: list[str] = []
         self.writes_output = False
         self.printed: list[str] = []
         self.seconds = 0.0
-        config = docker_engine.client().images.get(subject.image).attrs["Config"]
+        config = engine.client.images.get(subject.image).attrs["Config"]
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.recipe, subject.files, self.folder)
         self.explain.network = subject.network
-        architecture = docker_engine.architecture_of(subject.image)
-        self._emulated = docker_engine.emulated_environment(architecture)
+        architecture = architectures.of_image(engine, subject.image)
+        self._emulated = engine.emulated_environment(architecture.name)
         self._longer = EMULATED if self._emulated else 1
         if self._emulated:
             self.notes.append(f"ran under emulation of {architecture.platform}")
@@ -286,7 +287,7 @@ class Tester:
         host = self.subject.files
         data = host.data if host else None
         volumes = dict.fromkeys(self._tops, "rw") | ({DATA: "ro"} if data else {})
-        with SmokeSandbox(image, files, folders, volumes, self._emulated, network=network) as sandbox:
+        with SmokeSandbox(self._engine, image, files, folders, volumes, self._emulated, network=network) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             if data and host:
                 with tempfile.TemporaryFile() as file:
@@ -509,14 +510,14 @@ def _until(container: Container, half: Progress) -> bool:
     return bool(container.status == "running")
 
 
-def check(subject: Subject) -> dict[str, Any]:
+def check(engine: Engine, subject: Subject) -> dict[str, Any]:
     """Test the command of a subject; see :class:`trainyard.spec.state.SmokeResult`.
 
     Raises:
         StepFailed: it failed; the message gives the reason, with a file and a line where there is one.
     """
     started = time.monotonic()
-    tester = Tester(subject)
+    tester = Tester(engine, subject)
     facts: dict[str, Any] = {}
     test = subject.test
     stages.now(f"running {shlex.join([*subject.command, *(['--help'] if test.args is None else test.args)])}")

@@ -339,6 +339,7 @@ def walk_once(folder: Path, diff_id: str, state: Path) -> LayerFiles:
 
 
 def read(
+    engine: Engine,
     reference: str,
     known: Sequence[recipe.Layer] = (),
     *,
@@ -357,16 +358,16 @@ def read(
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    image = docker_engine.image(reference, made_by="trainyard image")
+    image = engine.image(reference, made_by="trainyard image")
     diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
-    with layer_contents.folders(reference, len(diff_ids)) as folders:
+    with layer_contents.folders(engine, reference, len(diff_ids)) as folders:
         if not folders:
             return assemble(image_store.read(reference, scan), known)
         contents = [
             walk_once(folder, diff_id, state) if state else walk(folder)
             for folder, diff_id in zip(folders, diff_ids, strict=True)
         ]
-        parts = image_store.read(reference, lambda stream: None)
+        parts = image_store.read(engine, reference, lambda stream: None)
         entries = {name: layer_contents.read(at) for name, at in zip(diff_ids, folders, strict=True) if hashed(name)}
     stored = assemble(parts.holding(contents), known)
     layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in stored.layers]

@@ -27,6 +27,7 @@ from trainyard.lint.waivers import Waiver
 from trainyard.recipe import Recipe
 from trainyard.release import advisories, image_packages
 from trainyard.release.advisories import Snapshot
+from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
 
 logger = logging.getLogger(__name__)

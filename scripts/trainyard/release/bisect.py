@@ -175,7 +175,7 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
         name = f"{locks.FILE} of {text}"
         return mixed_lock.of_lock(name, _read(committed, name), spec.arch)
     try:
-        found = image_packages.find(text)
+        found = image_packages.find(spec.context.engine, text)
     except (UserError, StepFailed) as error:
         raise UserError(
             f"'{text}' is neither a file, nor a commit with a {locks.FILE}, nor an image ({error})"

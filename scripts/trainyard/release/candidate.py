@@ -17,6 +17,7 @@ from docker.models.images import Image
 from trainyard import recipe as recipes
 from trainyard.common import stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.image.plan import Plan
@@ -174,7 +175,7 @@ def from_reference(
     with state.file_lock(context.state, "training"):
         verified = verify.verify(None, reference, context, show=show)
         with stages.stage("smoke") as stage:
-            trained = smoke_command.check(tested)
+            trained = smoke_command.check(engine, tested)
             stage.done = smoke_test.described(trained)
     name = f"{NAME}:{repository.name}" if repository else reference
     if repository:
@@ -193,7 +194,7 @@ def from_reference(
 
 def subject(image: Image, reference: str, repository: Repository | None) -> smoke_command.Subject:
     """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
-    files = files_of(image, _LAUNCHER, _ABOUT)
+    files = files_of(engine, image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(
             f"{reference} is not made from an image of Trainyard: begin the Dockerfile with "

@@ -6,15 +6,12 @@ another digest, the push is refused. Floating tags are moved by :mod:`trainyard.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import docker.errors
 
 from trainyard.common import stages
 from trainyard.common.context import Context
@@ -167,7 +164,7 @@ def push(source: Source, address: str, *, reference: str | None = None, allow_un
     repository = Repository(f"{address}/{NAME}", source.context.state)
     destination = f"{repository.name}:{tag}"
     parts = blobs(passed["verify"])
-    before = registry.digest_of(destination)
+    before = registry.digest_of(engine, destination)
     same = before is not None and before in known_digests(image, repository.name)
     if before is not None and not same:
         raise UserError(
@@ -179,12 +176,12 @@ def push(source: Source, address: str, *, reference: str | None = None, allow_un
         reported = upload_report(parts, {"": "exists"})  # every digest starts with the empty string
     else:
         with stages.stage("push") as stage:
-            reported = upload_report(parts, _upload(image, destination, parts))
+            reported = upload_report(parts, _upload(engine, image, destination, parts))
             there = sum(not blob["uploaded"] for blob in reported)
             size = in_units(sum(blob["size"] for blob in reported if blob["uploaded"]))
             stage.done = f"{size} uploaded, {there} of {len(parts)} blobs were there"
-        after = registry.digest_of(destination)
-        if after is None or (after != digest and docker_engine.stores_in_containerd()):
+        after = registry.digest_of(engine, destination)
+        if after is None or (after != digest and engine.stores_in_containerd):
             raise StepFailed(f"{destination} is {after or 'missing'} after the push of {digest}")
         digest = after
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
@@ -312,19 +309,19 @@ def known_digests(image: Any, repository: str) -> set[str]:
     return {str(image.id)} | {named.digest for named in names if named.name == here.name}
 
 
-def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
+def _upload(engine: Engine, image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
     """Push under a local tag that is removed afterwards; return the status of blobs for :func:`upload_report`."""
     named = Reference.parse(destination)
     blob_status: dict[str, str] = {}
     image.tag(named.name, named.tag)
     try:
-        for start, status in registry.push(destination):
+        for start, status in registry.push(engine, destination):
             blob_status[start] = status
             for blob in parts:
                 if status == "uploaded" and start in (blob.digest[7:19], blob.diff_id[7:19]):
                     stages.now(f"{blob.name}: {in_units(blob.size)} uploaded")
     finally:
-        docker_engine.client().api.remove_image(destination, noprune=True)
+        engine.client.api.remove_image(destination, noprune=True)
     return blob_status
 
 

@@ -116,7 +116,7 @@ def entries(stream: io.BufferedReader) -> dict[str, Entry]:
 
 def listings(reference: str, known: Sequence[recipes.Layer]) -> tuple[dict[str, Any], list[Listing]]:
     """Return the configuration of a local image and the listings of its layers, bottom first."""
-    parts = image_store.read(reference, entries)
+    parts = image_store.read(engine, reference, entries)
     config: dict[str, Any] = json.loads(parts.config)
     names = layers.name_layers(layers.made_by(config, len(parts.layers)), known)
     found = [
@@ -232,8 +232,8 @@ def build_once(plan: Plan, number: int, compression: str) -> Build:
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
-        docker_engine.untag(reference)
-        docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
+        engine.untag(reference)
+        engine.drop_cached(engine.cached(builder=used).keys() - before, builder=used)
 
 
 def reproduce(plan: Plan, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:

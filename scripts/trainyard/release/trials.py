@@ -159,7 +159,7 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:
-        docker_engine.untag(name)
+        spec.context.engine.untag(name)
 
 
 def _tested(tried: Tried) -> Measured:

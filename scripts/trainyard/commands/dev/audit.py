@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 if TYPE_CHECKING:
     from trainyard.release.vulnerabilities import Pins
@@ -25,7 +26,9 @@ GROUP = "publish"
 @options.flag("--update", help="Fetch a new snapshot of advisories first, and store it in images/; commit it.")
 @options.option("--osv", metavar="URL", help="Mirror of https://api.osv.dev that --update fetches from.")
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     image: str | None,
     offline: bool,
@@ -43,7 +46,7 @@ def command(
     Trivy or Grype, knows Debian's security tracker.
     """
     from trainyard.common import console, errors
-    from trainyard.release import audit
+    from trainyard.release import audit, image_packages
 
     if target and image:
         raise errors.UserError(f"give a target or an image, not both: {target} and {image}")

@@ -20,7 +20,7 @@ from trainyard.common.rule_engine import Finding
 from trainyard.lint import waivers
 from trainyard.lint.image import contents, core, filesystem
 from trainyard.lint.image.evidence import Evidence, expected
-from trainyard.oci import docker_engine, layers, probe_runner
+from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
 from trainyard.recipe import Recipe
 from trainyard.sandbox.containers import remove_labelled
@@ -55,7 +55,7 @@ def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
     wanted = expected(recipe, str(image.id), context.state) if recipe else None
     known = recipe.layers if recipe else ()
     with ThreadPoolExecutor(max_workers=1) as background:
-        seen = background.submit(probe_runner.probe, reference, *probe_runner.PARTS)
+        seen = background.submit(probe_runner.probe, engine, reference, *probe_runner.PARTS)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         try:
@@ -67,7 +67,7 @@ def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
             failed = recipe is not None or isinstance(error, probe_runner.ProbeFailed)
             inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         except BaseException:  # Ctrl-C: the other thread waits for its container
-            remove_labelled(f"{docker_engine.OWNER}={os.getpid()}")
+            remove_labelled(engine, f"{OWNER}={os.getpid()}")
             raise
         return Evidence(
             recipe=recipe,
