@@ -148,7 +148,7 @@ def built_image() -> Callable[[str], str]:
     another checkout, whose results are not here.
     """
     from tests.image import catalogue
-    from trainyard.image import build
+    from trainyard.image import planning
     from trainyard.release import candidate
     from trainyard.spec import state
     from trainyard.spec.model import load
@@ -163,12 +163,12 @@ def built_image() -> Callable[[str], str]:
             catalogue.drop_stages()
 
     def passed(target: str) -> str | None:
-        plan = build.plan_for(load(target))
-        for image in ENGINE.images(f"{NAME}:{plan.tag}"):
-            if plan.local in image.tags:
+        plan = planning.plan_for(load(target))
+        for image in ENGINE.images(f"{NAME}:{plan.built.tag}"):
+            if plan.recipe.local in image.tags:
                 with contextlib.suppress(UserError):
                     state.require(state_folder() / target, str(image.id), "build", "verify", "smoke")
-                    return plan.local
+                    return plan.recipe.local
         return None
 
     def reference(target: str) -> str:
@@ -176,7 +176,8 @@ def built_image() -> Callable[[str], str]:
             found = passed(target)
             if not found:
                 shrink_cache()
-                found = str(candidate.make(load(target))["image"])
+                with planning.planned(load(target)) as plan:
+                    found = str(candidate.make(plan)["image"])
                 shrink_cache()
             made[target] = found
         return made[target]

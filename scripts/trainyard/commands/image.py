@@ -78,7 +78,6 @@ def command(
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
     from trainyard.image import fallback, planning, workspace_files
-    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
@@ -88,7 +87,7 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         spec, reason = fallback.choose(load(target, context=context))
         if reason:
             console.warn(reason)
-        docker_engine.set_up_in_checkout()
+        context.engine.set_up_in_checkout()
         with planning.planned(spec) as plan:
             made = candidate.make(plan, workspace_files.on_host(spec), emit=emit, show=console.show, **how)
     except (errors.UserError, errors.StepFailed, OSError) as error:
@@ -103,7 +102,6 @@ def _from(context: Context, target: str | None, reference: str) -> dict[str, Any
     from trainyard.common import console
     from trainyard.image import recipes
     from trainyard.image.smoke_failure import HostFiles
-    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.release.candidate import Repository
     from trainyard.spec import workspace
@@ -118,7 +116,7 @@ def _from(context: Context, target: str | None, reference: str) -> dict[str, Any
         )
         files = HostFiles(spec.workspace.file, spec.workspace.data, bool(spec.workspace.given_data))
         repository = Repository(spec.local_name, files, tuple(spec.run or ()), recipes.command_test(spec))
-    docker_engine.set_up_in_checkout()
+    context.engine.set_up_in_checkout()
     made = candidate.from_reference(reference, repository, context, show=console.show)
     _answer(made, made["run"])
     return made

@@ -43,12 +43,11 @@ def command(context: Context, target: str | None, image: str | None, recipe: Pat
     from trainyard import recipe as recipes
     from trainyard.common import console
     from trainyard.lint.image import verify
-    from trainyard.oci import docker_engine
 
     if recipe:
         wanted: recipes.Recipe | None = (given := recipes.read(recipe))
         reference = image or target or given.local
-        docker_engine.pull(reference)
+        context.engine.pull(reference)
     else:
         wanted, reference = _wanted(context, target, image)
     try:
@@ -67,16 +66,16 @@ def _wanted(context: Context, target: str | None, image: str | None) -> tuple[Re
         UserError: neither a target nor an image is given, or there is no such target or image.
     """
     from trainyard.image import recipes
-    from trainyard.oci import docker_engine
     from trainyard.spec.model import load, targets
+    from trainyard.spec.naming import default_reference
 
     if not image:
         spec = load(target, context=context)
-        reference = docker_engine.default_reference(spec.local_name)
-        local = docker_engine.image(reference, made_by=spec.command("dev build"))
+        reference = default_reference(context.engine, spec.local_name)
+        local = context.engine.image(reference, made_by=spec.command("dev build"))
         return recipes.for_image(spec, local.labels), reference
     given = load(target, context=context) if target else None
-    local = docker_engine.pull(image)
+    local = context.engine.pull(image)
     named = str(local.labels.get(f"{LABELS}.target") or "")
     if given is None and named in targets():
         command = f"trainyard verify {named} --image {image}"

@@ -25,9 +25,8 @@ from trainyard.common.settings import ROOT
 from trainyard.image import offline, provenance, working_directory
 from trainyard.image.buildx import OnStep, Steps, bake, place
 from trainyard.image.plan import Plan
-from trainyard.oci import builder, docker_engine, layer_contents
+from trainyard.oci import builder, layer_contents
 from trainyard.oci.builder import Builder
-from trainyard.oci.docker_engine import digest_of
 from trainyard.spec import state
 from trainyard.spec.units import in_units
 
@@ -133,7 +132,7 @@ def building(
     if compression not in COMPRESSIONS:
         raise UserError(f"'--compression {compression}': use one of {', '.join(COMPRESSIONS)}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as background:
-        used = builder.current(plan.context.builder)
+        used = builder.current(plan.context)
         for note in plan.built.notes:
             logger.warning(note)
         with stages.stage("build", state.seconds(plan.kept, "build")) as stage:
@@ -143,9 +142,9 @@ def building(
             if not name:
                 stages.now("recording the layers")
                 digest = facts["digest"]
-                target, builder_name = plan.recipe.bake_name, plan.context.builder
-                made = background.submit(provenance.keep, plan.kept, digest, target, *again, builder_name)
-                facts["layers"] = layer_contents.take(plan.context.state, plan.recipe.candidate)
+                target, context = plan.recipe.bake_name, plan.context
+                made = background.submit(provenance.keep, context, plan.kept, digest, target, *again)
+                facts["layers"] = layer_contents.take(context.engine, context.state, plan.recipe.candidate)
                 state.record(plan.kept, "build", digest, facts)
             stage.done = place(plan.kept / _LOG)
         yield facts
@@ -169,7 +168,7 @@ def fetch(plan: Plan) -> dict[str, Any]:
     try:
         facts = build(plan, name=reference)
     finally:
-        docker_engine.untag(reference)
+        plan.context.engine.untag(reference)
     offline.keep(plan)
     return facts
 
@@ -194,13 +193,11 @@ def _base_contexts(plan: Plan) -> dict[str, str]:
     in_engine = builder.current(context).in_engine
     # An image without a digest may be in the engine alone.
     sent = {} if in_engine else {name: one for name, one in plan.images().items() if "@" not in name}
-    contexts = {
-        name: working_directory.layout(context.state, name, architecture) for name, architecture in sent.items()
-    }
+    contexts = {name: working_directory.layout(context, name, architecture) for name, architecture in sent.items()}
     # The gigabytes of a base with the framework are not copied for a folder: WORKDIR sets it.
     if base in contexts or not plan.sets_folder:
         return contexts
-    other = working_directory.context(context.state, base, plan.recipe.architecture, in_engine=in_engine)
+    other = working_directory.replacement(context, base, plan.recipe.architecture, in_engine=in_engine)
     return contexts | ({base: other} if other else {})
 
 
@@ -248,15 +245,9 @@ def _build(
     file = f"--file={bake_file}"
     arguments = [file, *bake_arguments(plan, compression=compression, name=name, **how)]
     steps = Steps({layer.stage: _words(layer) for layer in recipe.layers}, on_step)
-    with unnamed_on_failure(name or recipe.candidate), _offline_remedy(plan):
-        made = bake(
-            recipe.bake_name,
-            arguments,
-            name=plan.context.builder,
-            variables=variables,
-            log=plan.kept / _LOG,
-            steps=steps,
-        )
+    with unnamed_on_failure(plan.context.engine, name or recipe.candidate), _offline_remedy(plan):
+        log = plan.kept / _LOG
+        made = bake(plan.context, recipe.bake_name, arguments, variables=variables, log=log, steps=steps)
         digest = _digest(name or recipe.candidate, made, used)
     facts = {
         "digest": digest,

@@ -16,7 +16,6 @@ from docker.models.images import Image
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import facts
-from trainyard.oci import docker_engine
 from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FOLDER, LABELS, NAME

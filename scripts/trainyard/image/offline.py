@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from trainyard.common.errors import UserError
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan, Sources
-from trainyard.oci import docker_engine
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.state import own
 
@@ -46,10 +45,10 @@ def keep(plan: Plan) -> None:
     for reference, architecture in plan.images().items():
         folder = _layout(plan.context.state, reference, architecture)
         own(folder.parent)
-        spec.context.engine.pull(reference, architecture.platform)
+        plan.context.engine.pull(reference, architecture.platform)
         partial, earlier = Path(f"{folder}.new"), Path(f"{folder}.old")
         shutil.rmtree(partial, ignore_errors=True)
-        working_directory.write(spec.context.engine, reference, partial, architecture)
+        working_directory.write(plan.context.engine, reference, partial, architecture)
         shutil.rmtree(earlier, ignore_errors=True)
         if folder.exists():
             folder.rename(earlier)

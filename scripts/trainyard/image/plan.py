@@ -77,6 +77,6 @@ class Plan:
         That is the building machine's, and for the base that of the image.
         """
         sources, architecture = self.sources, self.recipe.architecture
-        machine = builder.current(self.context.builder).machine(architecture)
+        machine = builder.current(self.context).machine(architecture)
         started = {sources.build_base or sources.base, *sources.pythons.values()} - {"tools"}
         return dict.fromkeys(started, machine) | {sources.base: architecture}

@@ -22,7 +22,7 @@ from trainyard.image import (
 )
 from trainyard.image.facts import labels_from_arguments, other_pythons, python_argument, revision, source_date_epoch
 from trainyard.image.plan import Plan, Sources
-from trainyard.oci import builder, docker_engine
+from trainyard.oci import builder
 from trainyard.spec import lock, state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import RepositorySpec, Spec, relative
@@ -39,7 +39,7 @@ def planned(spec: Spec) -> Iterator[Plan]:
         UserError, StepFailed: see :func:`plan_for`.
     """
     with state.candidate_lock(spec.kept):
-        builder.current(spec.context.builder).require(spec.architecture)
+        builder.current(spec.context).require(spec.architecture)
         yield plan_for(spec)
 
 
@@ -123,7 +123,7 @@ def _compile_base(spec: Spec, found: Sources) -> str:
     """
     if "compiled" not in spec.locked().texts:
         return ""
-    return found.build_base or found.base if spec.architecture == docker_engine.architecture() else found.base
+    return found.build_base or found.base if spec.arch == spec.context.engine.architecture else found.base
 
 
 def _reachable(spec: Spec) -> tuple[Spec, Sources]:
@@ -143,12 +143,12 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
         notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
         index = DEFAULT
     origin = spec.usable_lock.origin if spec.usable_lock else None
-    machine = builder.current(spec.context.builder).machine(spec.architecture)
+    machine = builder.current(spec.context).machine(spec.architecture)
     locked = origin.base if origin else ""
-    found = base_image.resolve(spec.base, locked, spec.architecture, machine, builder_name=spec.context.builder)
+    found = base_image.resolve(spec.context, spec.base, locked, spec.architecture, machine)
     if found.note:
         notes.append(found.note)
-    pythons, missing = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
+    pythons, missing = base_image.pythons(spec.context, other_pythons(spec), machine)
     notes += missing
     index_spec = spec.index_spec()
     return spec, Sources(
@@ -192,8 +192,8 @@ def _with_framework_in_base(spec: Spec) -> tuple[Spec, Sources]:
         raise UserError(f"{relative(spec.lock_file)}: not of base {configured}: run '{spec.command('lock')}'")
     # The same image may be at the registry that BASE names.
     base = configured if locked.digest and configured.endswith(f"@{locked.digest}") else locked.reference
-    machine = builder.current(spec.context.builder).machine(spec.architecture)
-    pythons, notes = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
+    machine = builder.current(spec.context).machine(spec.architecture)
+    pythons, notes = base_image.pythons(spec.context, other_pythons(spec), machine)
     if not locked.digest:
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return spec, Sources(

@@ -21,7 +21,7 @@ from rich.table import Table
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import recipes, wheel_layers, wheels
-from trainyard.oci import docker_engine, layers
+from trainyard.oci import layers
 from trainyard.oci.layers import Stored
 from trainyard.recipe import Recipe
 from trainyard.spec import state
@@ -102,7 +102,7 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         return None
     index = image.labels.get(f"{LABELS}.index", "default")
     day = image.labels.get("org.opencontainers.image.created", "")[:10]
-    stored = layers.read(reference, recipes.for_image(spec, image.labels).layers)
+    stored = layers.read(spec.context.engine, reference, recipes.for_image(spec, image.labels).layers)
     parts = [(layer.stage, layer.diff_id, layer.contents.size, layer.stored) for layer in stored.layers]
     only_cuda = None if index == spec.framework.index else cuda_only(stored)
     return _measurement(image.labels.get(TAG, ""), str(image.id), day, index, parts, only_cuda)

@@ -43,9 +43,9 @@ from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, HostFiles, Run, asked_for, own_lines, tracebacks
-from trainyard.oci import docker_engine
 from trainyard.recipe import Command, Recipe
 from trainyard.sandbox import containers
+from trainyard.spec import architectures
 from trainyard.spec.naming import FOLDER
 from trainyard.spec.naming import SETTINGS as FILE
 from trainyard.spec.repository_files import inside

@@ -35,12 +35,12 @@ from docker.models.containers import Container
 
 from trainyard.common import stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
 from trainyard.image.smoke_failure import HostFiles
-from trainyard.oci import docker_engine
 from trainyard.recipe import Recipe, Training
 from trainyard.sandbox.containers import lines_of, prints, watch
 from trainyard.sandbox.datasets import digits
@@ -197,24 +197,25 @@ def smoke(recipe: Recipe, reference: str, context: Context, files: HostFiles | N
         StepFailed: a run failed; the message gives the first reason.
     """
     network = network_of(recipe.local_name, files, context)
-    digest = docker_engine.digest(reference, made_by=recipe.command("dev build"))
+    digest = context.engine.digest(reference, made_by=recipe.command("dev build"))
     kept, test = recipe.kept(context.state), recipe.test
     with stages.stage("smoke", state.seconds(kept, "smoke")) as stage:
         if isinstance(test, Training):
-            facts = _train(recipe, test, digest)
+            facts = _train(context.engine, recipe, test, digest)
         else:
             command = recipe.commands[recipe.default]
-            facts = smoke_command.check(Subject(digest, command, (), test, recipe, files, network))
+            facts = smoke_command.check(context.engine, Subject(digest, command, (), test, recipe, files, network))
         stage.done = described(facts)
     state.record(kept, "smoke", digest, facts)
     return {"digest": digest} | facts
 
 
-def _train(recipe: Recipe, test: Training, digest: str) -> dict[str, Any]:
+def _train(engine: Engine, recipe: Recipe, test: Training, digest: str) -> dict[str, Any]:
     """Test a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
-    emulated = docker_engine.emulated_environment(recipe.architecture)
-    with SmokeSandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
+    emulated = engine.emulated_environment(recipe.architecture.name)
+    files = _digits() | smoke_containers.files()
+    with SmokeSandbox(engine, digest, files, ("out",), environment=emulated) as sandbox:
         training = _Training(recipe, test, sandbox, emulated=bool(emulated))
         training.check_learning()
         training.check_stopping()

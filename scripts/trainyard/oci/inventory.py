@@ -20,6 +20,7 @@ import docker.errors
 from packaging.utils import canonicalize_name
 
 from trainyard import recipe as recipes
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.oci import attached_sbom, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage

@@ -30,7 +30,8 @@ from elftools.elf.elffile import ELFFile
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard import recipe
-from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
+from trainyard.common.docker_engine import Engine
+from trainyard.oci import image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -362,7 +363,7 @@ def read(
     diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
     with layer_contents.folders(engine, reference, len(diff_ids)) as folders:
         if not folders:
-            return assemble(image_store.read(reference, scan), known)
+            return assemble(image_store.read(engine, reference, scan), known)
         contents = [
             walk_once(folder, diff_id, state) if state else walk(folder)
             for folder, diff_id in zip(folders, diff_ids, strict=True)

@@ -25,9 +25,8 @@ from trainyard.common.installation import require_extra
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
 from trainyard.recipe import Recipe
-from trainyard.release import advisories, image_packages
+from trainyard.release import advisories
 from trainyard.release.advisories import Snapshot
-from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
 
 logger = logging.getLogger(__name__)
@@ -273,12 +272,6 @@ def update(pins: Iterable[Pins], address: str = "") -> Snapshot:
     snapshot = advisories.fetch(union(pins), waivers.today(), address)
     advisories.save(snapshot)
     return snapshot
-
-
-def of_image(reference: str) -> dict[str, Pins]:
-    """Return the name and the packages of an image, local or at a registry; raise a UserError if there is none."""
-    image = image_packages.find(reference)
-    return {image.name: pinned(image.python)}
 
 
 def audit(pins: dict[str, Pins], *, only_snapshot: bool = False, complete: bool = False) -> Report:

@@ -436,7 +436,7 @@ def judge(tried: Tried, check: Check) -> Verdict:
             return Verdict("good", value=_measured(tried, check))
         if check.command or tried.files:
             with stages.stage("command"):
-                smoke_command.check(_subject(tried, check))
+                smoke_command.check(tried.context.engine, _subject(tried, check))
         else:
             tried.smoke()
     except smoke_command.Failed as error:
@@ -465,7 +465,7 @@ def _measured(tried: Tried, check: Check) -> float:
             stages.now(f"run {run} of {check.runs}")
             if check.command or tried.files:
                 subject = _subject(tried, check)
-                tester = smoke_command.Tester(subject)
+                tester = smoke_command.Tester(tried.context.engine, subject)
                 tester.check_run(RUN if subject.test.args is None else subject.test)
                 values.append(number(check.measure, tester.printed) if check.measure else tester.seconds)
             else:

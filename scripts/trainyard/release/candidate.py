@@ -23,7 +23,6 @@ from trainyard.image import build, local_run, smoke_command, smoke_test, trainer
 from trainyard.image.plan import Plan
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.recipe import Recipe, Training
 from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
@@ -70,7 +69,7 @@ def make(
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
     recipe, context, kept = plan.recipe, plan.context, plan.kept
-    docker_engine.require_emulation(recipe.architecture)  # whatever the builder runs
+    context.engine.require_emulation(recipe.platform)  # whatever the builder runs
     smoke_test.network_of(recipe.local_name, files, context)
     with state.candidate_lock(kept):
         before = state.passed(kept)
@@ -91,10 +90,10 @@ def make(
                 emit("stage", stage="smoke")
                 trained = None if force else _passed(kept, "smoke", digest)
                 trained = trained or smoke_test.smoke(recipe, recipe.candidate, context, files)
-        image = docker_engine.image(recipe.candidate, made_by=recipe.command("image"))
+        image = context.engine.image(recipe.candidate, made_by=recipe.command("image"))
         for tag in (recipe.local_name, plan.built.tag):
             image.tag(NAME, tag)
-        docker_engine.client().images.remove(recipe.candidate)
+        context.engine.client.images.remove(recipe.candidate)
         changes = f"{changed(before, built)} since {since}" if before else "everything: no image passed before"
         made = {"image": recipe.local, "tag": plan.built.tag, "build": built, "verify": verified, "smoke": trained}
         return made | {"changed": changes}
@@ -168,10 +167,11 @@ def from_reference(
         UserError: there is no such image, or it is not made from one of Trainyard's.
         StepFailed: it breaks a rule for every image, or the command failed.
     """
-    image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
+    engine = context.engine
+    image = engine.image(reference, made_by=f"docker build --tag {reference} .")
     name, files = (repository.name, repository.files) if repository else (reference, None)
     network = smoke_test.network_of(name, files, context) if files else bool(context.smoke_network)
-    tested = dataclasses.replace(subject(image, reference, repository), network=network)
+    tested = dataclasses.replace(subject(engine, image, reference, repository), network=network)
     with state.file_lock(context.state, "training"):
         verified = verify.verify(None, reference, context, show=show)
         with stages.stage("smoke") as stage:
@@ -192,7 +192,7 @@ def from_reference(
     }
 
 
-def subject(image: Image, reference: str, repository: Repository | None) -> smoke_command.Subject:
+def subject(engine: Engine, image: Image, reference: str, repository: Repository | None) -> smoke_command.Subject:
     """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
     files = files_of(engine, image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:

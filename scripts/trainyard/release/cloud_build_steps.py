@@ -223,7 +223,7 @@ def run_target_step(step: str, target: str, given: Substitutions, show: Callable
         build_target(spec, given)
     else:
         candidate = candidate_tag(spec.local_name)
-        local = docker_engine.image(candidate, made_by=spec.command("dev build"))
+        local = given.context.engine.image(candidate, made_by=spec.command("dev build"))
         recipe = recipes.for_image(spec, local.labels)
         if step == "verify":
             verify.verify(recipe, candidate, given.context, show=show)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine, image_index
-from trainyard.oci.docker_engine import digest_of
+from trainyard.oci import image_index
 from trainyard.oci.documents import labels_in
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.recipe import Named
@@ -43,7 +42,7 @@ def images_of_host(named: Named, context: Context) -> dict[Architecture, str]:
     """Return the digests of the images of a target that passed on this host."""
     digests = {}
     for architecture in named.architectures:
-        digest = digest_of(f"{NAME}:{named.local_name_for(architecture)}")
+        digest = context.engine.digest_of(f"{NAME}:{named.local_name_for(architecture)}")
         if digest and passed_here(named.kept_for(context.state, architecture), digest):
             digests[architecture] = digest
     return digests
@@ -169,4 +168,4 @@ def version_of_host(named: Named, repository: Repository, architecture: Architec
         if images and all(repository.has(digest) for digest in images.values()):
             return make(repository, images).manifest.digest
     reference = f"{NAME}:{named.local_name_for(architecture)}"
-    return docker_engine.digest(reference, made_by=named.command("image", architecture))
+    return context.engine.digest(reference, made_by=named.command("image", architecture))

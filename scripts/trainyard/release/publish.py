@@ -15,10 +15,10 @@ from typing import Any
 
 from trainyard.common import stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import provenance
-from trainyard.oci import docker_engine, inventory, registry
-from trainyard.oci.docker_engine import digest_of
+from trainyard.oci import inventory, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.oci.statements import Signer
@@ -113,15 +113,16 @@ def image_to_push(source: Source) -> Any:
     Raises:
         UserError: there is neither; the line says if the fallback of the target was built.
     """
-    name, in_place = source.local_name, source.in_place
-    with contextlib.suppress(docker.errors.ImageNotFound):
-        return docker_engine.client().images.get(f"{NAME}:{name}")
-    if in_place and digest_of(f"{NAME}:{in_place}") and not digest_of(candidate_tag(name)):
+    engine, name, in_place = source.context.engine, source.local_name, source.in_place
+    candidate = candidate_tag(name)
+    if image := engine.find(f"{NAME}:{name}"):
+        return image
+    if in_place and engine.find(f"{NAME}:{in_place}") and not engine.find(candidate):
         raise UserError(
             f"no local image {NAME}:{name}: {in_place} was built in its place; 'trainyard push {in_place}' pushes that "
             "under its name"
         )
-    return docker_engine.image(candidate_tag(name), made_by=source.command("image"))
+    return engine.image(candidate, made_by=source.command("image"))
 
 
 def check_level(source: Source, level: str) -> None:
@@ -150,9 +151,10 @@ def push(source: Source, address: str, *, reference: str | None = None, allow_un
         StepFailed: a locked package has a known vulnerability without a waiver.
     """
     started = time.monotonic()
-    image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(source)
+    engine = source.context.engine
+    image = engine.image(reference, made_by="docker pull") if reference else image_to_push(source)
     digest = str(image.id)
-    recipe = recipe_of(image, made_by=source.command("image"))
+    recipe = recipe_of(engine, image, made_by=source.command("image"))
     advisories = audit.require(recipe)
     passed = state.require(source.kept, digest, "verify", "smoke", made_by=source.command("image"))
     tag = str(image.labels.get(TAG) or "")
@@ -350,10 +352,10 @@ def attach_claims(
     known = claims.check(repository, digest, signer.trust if signer else None)
     made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
-        made.append(predicates.sbom(sbom.make(inventory.local(local))))
+        made.append(predicates.sbom(sbom.make(inventory.local(source.context.engine, local))))
     if statement := provenance.statement(source.kept, digest):
         made.append(predicates.provenance(statement))
-    passed_as = docker_engine.digest(local, made_by=source.command("image"))
+    passed_as = source.context.engine.digest(local, made_by=source.command("image"))
     passed = state.require(source.kept, passed_as, "verify", "smoke", made_by=source.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
     return claims.attach(repository, subject, signer, made, known=known)

@@ -23,10 +23,11 @@ from typing import Any
 from rich.table import Table
 
 from trainyard import recipe as recipes
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import build
 from trainyard.image.plan import Plan
-from trainyard.oci import builder, docker_engine, image_store, layers
+from trainyard.oci import builder, image_store, layers
 from trainyard.spec import state
 from trainyard.spec.units import in_units
 
@@ -114,7 +115,7 @@ def entries(stream: io.BufferedReader) -> dict[str, Entry]:
     return found
 
 
-def listings(reference: str, known: Sequence[recipes.Layer]) -> tuple[dict[str, Any], list[Listing]]:
+def listings(engine: Engine, reference: str, known: Sequence[recipes.Layer]) -> tuple[dict[str, Any], list[Listing]]:
     """Return the configuration of a local image and the listings of its layers, bottom first."""
     parts = image_store.read(engine, reference, entries)
     config: dict[str, Any] = json.loads(parts.config)
@@ -206,8 +207,8 @@ def require_space(plan: Plan) -> None:
     Raises:
         UserError: there is too little; the message gives the free space and the space that is needed.
     """
-    root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
-    if not (root.is_dir() and builder.current(plan.context.builder).in_engine):
+    root = Path(str(plan.context.engine.client.info().get("DockerRootDir") or ""))
+    if not (root.is_dir() and builder.current(plan.context).in_engine):
         return
     known = state.last(plan.kept, "verify")
     size = (known.get("size") if known else None) or plan.recipe.budget.size
@@ -222,13 +223,13 @@ def require_space(plan: Plan) -> None:
 def build_once(plan: Plan, number: int, compression: str) -> Build:
     """Build an image without cache, record the result, and remove the image and the cache that it added."""
     reference = f"{plan.recipe.local}-reproduce"
-    used = builder.current(plan.context.builder).name
-    before = docker_engine.cached(builder=used)
+    engine, used = plan.context.engine, builder.current(plan.context).name
+    before = engine.cached(builder=used).keys()
     started = time.monotonic()
     logger.info(f"build {number} of 2")
     try:
         facts = build.build(plan, compression=compression, no_cache=True, name=reference)
-        config, found = listings(reference, plan.recipe.layers)
+        config, found = listings(engine, reference, plan.recipe.layers)
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:

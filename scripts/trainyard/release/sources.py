@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import docker.errors
-
 from trainyard.image import fallback, local_run, recipes
-from trainyard.oci import docker_engine
 from trainyard.release.publish import Source
 from trainyard.release.vulnerabilities import Pins, public_version
 from trainyard.spec.model import Spec, each_platform
@@ -24,8 +19,8 @@ def of(spec: Spec) -> Source:
 def check_own(spec: Spec, *, all_platforms: bool) -> None:
     """Raise a UserError if a local image that would be pushed is another repository's of the same name."""
     for platform in each_platform(spec) if all_platforms else [spec]:
-        with contextlib.suppress(docker.errors.ImageNotFound):
-            local_run.check_own(platform, docker_engine.client().images.get(f"{NAME}:{platform.local_name}"))
+        if image := spec.context.engine.find(f"{NAME}:{platform.local_name}"):
+            local_run.check_own(platform, image)
 
 
 def pins(spec: Spec) -> Pins:

@@ -21,7 +21,6 @@ from trainyard.image import build, planning, repository_lock, smoke_command
 from trainyard.image.smoke_command import MEASURED, RUN
 from trainyard.image.workspace_files import on_host
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.recipe import Command
 from trainyard.release import advisories, audit, bisect
 from trainyard.release.bisect import Check, Tried
@@ -211,7 +210,7 @@ def _timed(tried: Tried, bounds: Bounds, found: Measured) -> Measured:
 
 
 def _run(tried: Tried, command: tuple[str, ...], test: Command) -> smoke_command.Tester:
-    tester = smoke_command.Tester(tried.subject(command, test))
+    tester = smoke_command.Tester(tried.context.engine, tried.subject(command, test))
     tester.check_run(test)
     return tester
 

@@ -26,8 +26,8 @@ from docker.models.images import Image
 
 from trainyard import recipe as recipes
 from trainyard.common import stages
+from trainyard.common.docker_engine import LIMITS, OWNED, Engine, resource_labels
 from trainyard.common.errors import StepFailed, UserError, one_line
-from trainyard.oci import docker_engine
 from trainyard.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ def files_of(engine: Engine, image: Image, *paths: str) -> dict[str, bytes]:
     return found
 
 
-def recipe_of(image: Image, *, made_by: str) -> Recipe:
+def recipe_of(engine: Engine, image: Image, *, made_by: str) -> Recipe:
     """Return the recipe in an image.
 
     Args:
@@ -281,7 +281,7 @@ def recipe_of(image: Image, *, made_by: str) -> Recipe:
         UserError: it has none, as it was built before images had recipes or by others, or that is damaged.
     """
     try:
-        return recipes.parse(files_of(image, recipes.PATH)[recipes.PATH].decode())
+        return recipes.parse(files_of(engine, image, recipes.PATH)[recipes.PATH].decode())
     except KeyError:
         raise UserError(f"{str(image.id)[:19]} has no {recipes.PATH}: run '{made_by}'") from None
     except ValueError as error:

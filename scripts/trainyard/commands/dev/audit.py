@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
 from trainyard.common import options
-from trainyard.common.context import Context
 
 if TYPE_CHECKING:
+    from trainyard.common.context import Context
     from trainyard.release.vulnerabilities import Pins
 
 GROUP = "publish"
@@ -46,11 +48,11 @@ def command(
     Trivy or Grype, knows Debian's security tracker.
     """
     from trainyard.common import console, errors
-    from trainyard.release import audit, image_packages
+    from trainyard.release import audit
 
     if target and image:
         raise errors.UserError(f"give a target or an image, not both: {target} and {image}")
-    pins = audit.of_image(image) if image else _pins(target)
+    pins = _of_image(context, image) if image else _pins(target)
     if update:
         _update(_pins(None), osv or "")
     report = audit.audit(pins, only_snapshot=offline, complete=not target and not image)
@@ -61,6 +63,14 @@ def command(
         console.warn(str(old))
     report.require()
     console.say(f"{report.packages} Python packages, {report.source}: no known vulnerability without a waiver")
+
+
+def _of_image(context: Context, reference: str) -> dict[str, Pins]:
+    """Return the name and the packages of an image, local or at a registry."""
+    from trainyard.release import audit, image_packages
+
+    image = image_packages.find(context.engine, reference)
+    return {image.name: audit.pinned(image.python)}
 
 
 def _pins(target: str | None) -> dict[str, Pins]:

@@ -43,12 +43,11 @@ def command(context: Context, target: str | None, recipe: Path | None, as_json: 
     from trainyard import recipe as recipes
     from trainyard.common import console
     from trainyard.image import smoke_test
-    from trainyard.oci import docker_engine
 
     if recipe:
         wanted, files = recipes.read(recipe), None
         reference = target or wanted.local
-        docker_engine.pull(reference)
+        context.engine.pull(reference)
     else:
         wanted, reference, files = _of_target(context, target)
     facts = smoke_test.smoke(wanted, reference, context, files)
@@ -61,10 +60,10 @@ def command(context: Context, target: str | None, recipe: Path | None, as_json: 
 def _of_target(context: Context, target: str | None) -> tuple[Recipe, str, HostFiles | None]:
     """Return the recipe and the reference of a target's image, and where its repository is on this host."""
     from trainyard.image import recipes, workspace_files
-    from trainyard.oci import docker_engine
     from trainyard.spec.model import load
+    from trainyard.spec.naming import default_reference
 
     spec = load(target, context=context)
-    reference = docker_engine.default_reference(spec.local_name)
-    local = docker_engine.image(reference, made_by=spec.command("dev build"))
+    reference = default_reference(context.engine, spec.local_name)
+    local = context.engine.image(reference, made_by=spec.command("dev build"))
     return recipes.for_image(spec, local.labels), reference, workspace_files.on_host(spec)

@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.common import rule_engine, stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import OWNER
 from trainyard.common.errors import StepFailed
 from trainyard.common.rule_engine import Finding
 from trainyard.lint import waivers
@@ -51,7 +52,8 @@ def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
         UserError: there is no such image.
         StepFailed: the image cannot be read or run.
     """
-    image = docker_engine.image(reference, made_by=_made_by(recipe))
+    engine = context.engine
+    image = engine.image(reference, made_by=_made_by(recipe))
     wanted = expected(recipe, str(image.id), context.state) if recipe else None
     known = recipe.layers if recipe else ()
     with ThreadPoolExecutor(max_workers=1) as background:
@@ -59,7 +61,7 @@ def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         try:
-            stored = layers.read(reference, known, hashed=unknown, state=context.state)
+            stored = layers.read(engine, reference, known, hashed=unknown, state=context.state)
             inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
@@ -131,7 +133,7 @@ def verify(
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
     """
     started = time.monotonic()
-    digest = docker_engine.digest(reference, made_by=_made_by(recipe))
+    digest = context.engine.digest(reference, made_by=_made_by(recipe))
     kept = recipe.kept(context.state) if recipe else None
     with stages.stage("verify", state.seconds(kept, "verify") if kept else None) as stage:
         stages.now("reading the layers")
