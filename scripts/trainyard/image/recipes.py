@@ -38,7 +38,7 @@ def _base(spec: Spec) -> recipe.Base:
 
 def _layers(spec: Spec, index: str) -> tuple[recipe.Layer, ...]:
     """Return the layers of the rendered Dockerfile, with the pins of each."""
-    below, copies = layers.stages(spec.dockerfile(index).read_text(encoding="utf-8"))
+    below, copies = layers.stages(dockerfile.dockerfile(spec, index))
     wheels = {layer.stage: layer for layer in dockerfile.wheels(spec, index)}
     locked = spec.locked(index)
     pins: dict[str, Sequence[lock.Pin]] = {stage: layer.pins for stage, layer in wheels.items()}

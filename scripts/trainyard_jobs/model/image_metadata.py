@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from trainyard import recipe as recipes
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, probe_runner
@@ -25,9 +25,6 @@ from trainyard.spec.architectures import AMD64, PLATFORMS
 from trainyard.spec.gpus import DeviceCode
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
-
-#: Path of the record of its contents in every image that Trainyard builds.
-RECORD = "/opt/trainyard/image.json"
 
 #: A spec's accelerator -> the device in Contents.
 _DEVICES = {"nvidia": "gpu", "tpu": "tpu", "none": "cpu"}
@@ -158,12 +155,12 @@ def _from_labels(
     )
 
 
-#: Names of what an image needs of a GPU, in image.json and in its labels.
+#: Names of what an image needs of a GPU, in its recipe and in its labels.
 _DEVICE_CODE = ("cuda", "driver", "gpus")
 
 
 def _recorded_code(record: Mapping[str, object], arch: str) -> dict[str, DeviceCode]:
-    """Return what image.json or labels say about GPUs, by architecture; nothing if they do not, or not in our form."""
+    """Return what a recipe or labels say about GPUs, by architecture; nothing if they do not, or not in our form."""
     cuda, driver, text = (str(record.get(key) or "") for key in _DEVICE_CODE)
     if not re.fullmatch(r"\d+\.\d+", cuda) or not re.fullmatch(r"\d+(\.\d+)*", driver) or not text:
         return {}
@@ -200,12 +197,12 @@ def _is_prerelease(version: str) -> bool:
 def _of_local(engine: Engine, reference: str, image: Image) -> Contents:
     arch = str(image.attrs.get("Architecture") or AMD64.name)
     found = _from_labels(reference, image.labels or {}, "its labels", arch, local=True)
-    record = _record(engine, image)
-    if record:
-        versions = {str(canonicalize_name(name)): version for name, version in record.get("versions", {}).items()}
-        built_for = _DEVICES.get(str(record.get("accelerator")), "")
-        codes = _recorded_code(record, arch)
-        return replace(found, versions=versions, source=RECORD, built_for=built_for, device_codes=codes)
+    with contextlib.suppress(KeyError, ValueError):
+        recipe = recipes.parse(files_of(engine, image, recipes.PATH)[recipes.PATH].decode())
+        built_for, gpu = _DEVICES[recipe.accelerator.kind], recipe.accelerator
+        codes = _recorded_code({"cuda": gpu.cuda, "driver": gpu.driver, "gpus": gpu.gpus}, arch)
+        versions = {recipe.framework.name.replace("_", "-"): recipe.version} | recipe.versions
+        return replace(found, versions=versions, source=recipes.PATH, built_for=built_for, device_codes=codes)
     if found.versions:
         return found
     try:
@@ -215,14 +212,6 @@ def _of_local(engine: Engine, reference: str, image: Image) -> Contents:
     versions = {str(canonicalize_name(package.name)): package.version for package in inside.packages}
     codes = _code_of_packages(versions, arch)
     return Contents(reference, versions, "its installed packages", "", local=True, device_codes=codes)
-
-
-def _record(engine: Engine, image: Image) -> dict[str, Any] | None:
-    """Return image.json of a local image; None if it has none."""
-    with contextlib.suppress(KeyError, ValueError):
-        found = json.loads(files_of(engine, image, RECORD)[RECORD])
-        return found if isinstance(found, dict) else None
-    return None
 
 
 def at_registry(reference: str, *, sbom: bool = False) -> Contents:
