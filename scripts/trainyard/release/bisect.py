@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import git, stages
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, smoke_command, smoke_test
 from trainyard.image.smoke_command import Subject
 from trainyard.release import culprit, image_packages, mixed_lock
@@ -415,6 +415,8 @@ def judge(spec: Spec, image: str, check: Check) -> Verdict:
             smoke_test.smoke(spec, image)
     except smoke_command.Failed as error:
         return Verdict("unresolved" if check.command and error.status == SKIP else "bad", str(error))
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Verdict("bad", str(error))
     return Verdict("good")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, repository_lock, smoke_command, smoke_test
 from trainyard.image.smoke_command import MEASURED, Subject
 from trainyard.lint.image import verify
@@ -152,6 +152,8 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
         with state.file_lock(spec.context.state, "training"):
             found = Measured() if again else _tested(plan.spec, name)
             return _timed(plan.spec, name, bounds, found)
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:
