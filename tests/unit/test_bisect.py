@@ -259,13 +259,13 @@ def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch
     bad = bisect.side(None, spec)
     assert bisect.side("HEAD", spec).pins == bad.pins
     packages = {name: pin.version for name, (_, pin) in bad.pins["default"].items()} | {"loner": "2.0"}
-    monkeypatch.setattr(image_packages, "find", lambda text: image_packages.ImagePackages(text, "", packages))
+    monkeypatch.setattr(image_packages, "find", lambda _, text: image_packages.ImagePackages(text, "", packages))
     image = bisect.side("localhost:5000/ml:1", spec, bad)
     assert {name: pin.version for name, (_, pin) in image.pins["default"].items()} == packages
     assert Mixture(spec, image, bad).changes == {"loner": ("2.0", "3.0")}
     assert image.pins["default"]["loner"][1].hashes and image.pins["default"]["loner"][1].size
 
-    def none(text: str) -> None:
+    def none(_engine: object, text: str) -> None:
         raise UserError("no such image")
 
     monkeypatch.setattr(image_packages, "find", none)
