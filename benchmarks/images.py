@@ -41,14 +41,16 @@ from typing import Any
 import docker.errors
 from benchmarks.images_report import markdown, tables, verdicts
 from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tree
+from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
 
 from trainyard.common import console
 from trainyard.common.console import Messages, say, show
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import base_image, package_index
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import image_store
 from trainyard.oci.inventory import read_layer
 from trainyard.spec.model import Spec, load
 from trainyard.spec.units import in_units
@@ -79,33 +81,33 @@ IMPORT = "import time; t = time.perf_counter(); import {module}; print(time.perf
 
 def bases(spec: Spec, name: str) -> tuple[str, str]:
     """The base, and an update of it: one file more."""
-    before = base_image.resolve(spec.base).reference
+    before = base_image.resolve(CONTEXT, spec.base).reference
     after = f"{name}-base:updated"
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "Dockerfile").write_text(f"FROM {before}\nRUN date >/etc/updated\n", encoding="utf-8")
-        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder)
+        ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder)
     return before, after
 
 
 @contextlib.contextmanager
 def cleaned(name: str) -> Iterator[None]:
     """Remove every image called ``name`` afterwards, and the cache that came to be."""
-    before = docker_engine.cached()
+    before = ENGINE.cached().keys()
     try:
         yield
     finally:
         # Not the SDK's list of images, which asks for each again: others come and go meanwhile.
-        for image in docker_engine.client().api.images():
+        for image in ENGINE.client.api.images():
             for tag in image["RepoTags"] or []:
                 if str(tag).startswith(name):
-                    docker_engine.untag(str(tag))
+                    ENGINE.untag(str(tag))
         with contextlib.suppress(StepFailed, docker.errors.APIError):  # what was measured is worth more
-            docker_engine.drop_cached(docker_engine.cached() - before)
+            ENGINE.drop_cached(ENGINE.cached().keys() - before)
 
 
 def size(reference: str) -> dict[str, Any]:
     """``unpacked`` and ``packed`` bytes of a local image, and its ``blobs`` (digest -> bytes)."""
-    parts = image_store.read(reference, read_layer)
+    parts = image_store.read(ENGINE, reference, read_layer)
     return {
         "unpacked": sum(layer.found.size for layer in parts.layers),
         "packed": sum(layer.stored for layer in parts.layers),
@@ -159,13 +161,13 @@ def import_seconds(reference: str, module: str, repeat: int, *, byte_code: str =
     environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": byte_code, "PJRT_DEVICE": "CPU"}
     times = []
     for _ in range(repeat):
-        said = docker_engine.client().containers.run(
+        said = ENGINE.client.containers.run(
             reference,
             ["-c", IMPORT.format(module=module)],
             entrypoint=["python"],
             environment={key: value for key, value in environment.items() if value},
             network_mode="none",
-            labels=docker_engine.resource_labels("benchmark"),
+            labels=resource_labels("benchmark"),
             remove=True,
         )
         times.append(float(said.decode().strip().splitlines()[-1]))
@@ -177,7 +179,7 @@ def imports(repeat: int = 3) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for target in ("tf-cpu", "xla"):
         reference, module = f"trainyard:{target}", load(target).framework.name
-        docker_engine.image(reference, made_by=f"make image TARGET={target}")
+        ENGINE.image(reference, made_by=f"make image TARGET={target}")
         found[target] = {}
         for words, prefix in (("with", ""), ("without", "/nowhere")):
             found[target][words] = import_seconds(reference, module, repeat, byte_code=prefix)

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testcontainers.community.registry import DockerRegistryContainer
+from tests.engine import ENGINE
 from tests.image.registry import running
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import package_index, resolver
-from trainyard.oci import docker_engine, registry
+from trainyard.oci import registry
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import Spec
@@ -91,12 +92,12 @@ class Storage:
         """Push a local image; the bytes that the registry stores more than before."""
         destination = f"{running.address(self._container)}/bench"
         before = self._bytes()
-        docker_engine.image(reference, made_by="make build").tag(destination, "latest")
+        ENGINE.image(reference, made_by="make build").tag(destination, "latest")
         try:
-            for _ in registry.push(f"{destination}:latest"):
+            for _ in registry.push(ENGINE, f"{destination}:latest"):
                 pass
         finally:
-            docker_engine.client().api.remove_image(f"{destination}:latest", noprune=True)
+            ENGINE.client.api.remove_image(f"{destination}:latest", noprune=True)
         return self._bytes() - before
 
 
@@ -277,5 +278,5 @@ class Original(Side):
         if bundle:
             command.append(f"--secret=id=ca,src={bundle}")
         started = time.monotonic()
-        docker_engine.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder))
+        ENGINE.buildx(*command, *(["--no-cache"] if cold else []), str(self.tree.folder))
         return time.monotonic() - started

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import docker.errors
+from tests.engine import ENGINE
 
-from trainyard.oci import docker_engine
+from trainyard.common.docker_engine import resource_labels
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
@@ -136,9 +137,9 @@ def measure(image: str, fast: int, slow: int) -> dict[str, Any]:
         subprocess.run([*install, "--only-binary", ":all:", *GOOGLE_API_CLIENT], check=True)
         code = f"FAST, SLOW = {fast}, {slow}\n{INSIDE}"
         try:
-            container = docker_engine.client().containers.create(
+            container = ENGINE.client.containers.create(
                 image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
-                labels=docker_engine.resource_labels("benchmark"),
+                labels=resource_labels("benchmark"),
             )  # fmt: skip
         except docker.errors.ImageNotFound:
             sys.exit(f"no image {image} here: make image TARGET=tf-cpu")

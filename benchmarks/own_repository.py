@@ -42,12 +42,13 @@ from typing import Any
 
 from benchmarks.slow_registry import SlowRegistry
 from rich.table import Column, Table
+from tests.engine import ENGINE
 
 from trainyard.common import console, settings
 from trainyard.common.console import Messages, say, show
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.spec.naming import NAME
 from trainyard.spec.units import in_units
@@ -170,7 +171,7 @@ class Bench:
     def push_base(self) -> None:
         """Push the image that the recipes are FROM."""
         local = f"{NAME}:{self.target}"
-        docker_engine.image(local, made_by=f"make image TARGET={self.target}").tag(self.base)
+        ENGINE.image(local, made_by=f"make image TARGET={self.target}").tag(self.base)
         self.run("docker", "push", "--quiet", self.base)
 
     def code_only(self) -> str:
@@ -230,7 +231,7 @@ class Bench:
         Raises:
             StepFailed: it does not run the edited code.
         """
-        labels = [f"--label={key}={value}" for key, value in docker_engine.resource_labels("benchmark").items()]
+        labels = [f"--label={key}={value}" for key, value in resource_labels("benchmark").items()]
         printed = self.run("docker", "run", "--rm", "--pull=always", "--network=none", *labels, reference)
         if f"edit {edit}" not in printed:
             raise StepFailed(f"{reference} does not run the edited code; it prints: {printed[-200:]}")
@@ -267,11 +268,11 @@ def cleaned(*starts: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for image in docker_engine.client().api.images():
+        for image in ENGINE.client.api.images():
             names = [str(name) for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]]
             for name in names:
                 if name.startswith(starts):
-                    docker_engine.untag(name)
+                    ENGINE.untag(name)
 
 
 def measure(target: str, rounds: int, names: list[str]) -> dict[str, Any]:

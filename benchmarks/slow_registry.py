@@ -28,11 +28,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import NameOID
+from tests.engine import ENGINE
 from tests.image.registry import running
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.errors import StepFailed
-from trainyard.oci import docker_engine
 
 #: Issuer and audience of the tokens.
 SERVICE = "benchmark"
@@ -268,7 +269,7 @@ class SlowRegistry:
     def _start(self, stack: contextlib.ExitStack, folder: Path) -> int:
         """Start the registry; its port."""
         (folder / "certificate.pem").write_bytes(self._tokens.certificate)
-        container = docker_engine.client().containers.run(
+        container = ENGINE.client.containers.run(
             running.image(),
             detach=True,
             environment={
@@ -280,7 +281,7 @@ class SlowRegistry:
             },
             volumes={str(folder / "certificate.pem"): {"bind": "/certificate.pem", "mode": "ro"}},
             ports={"5000/tcp": None},
-            labels=docker_engine.resource_labels("benchmark"),
+            labels=resource_labels("benchmark"),
         )
         stack.callback(container.remove, force=True, v=True)
         container.reload()

@@ -27,6 +27,9 @@ from typing import Any
 
 from benchmarks import sections
 from benchmarks.sections import Result, Row
+from tests.engine import ENGINE
+
+from trainyard.common.docker_engine import resource_labels
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -65,7 +68,6 @@ def outside(name: str, image: str, device: str, rounds: int, *, compiler: bool =
 
     ``compiler``: with this machine's /usr, for torch.compile, which needs a C++ compiler that the image does not have.
     """
-    from trainyard.oci import docker_engine
 
     section = sections.load(name)
     with tempfile.TemporaryDirectory() as folder:
@@ -73,10 +75,10 @@ def outside(name: str, image: str, device: str, rounds: int, *, compiler: bool =
         section.prepare(data)
         for path in (data, *data.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)  # the image's user is another
-        docker_engine.client()
+        ENGINE.existing_client()
         command = [
             "docker", "run", "--rm", "--network=none", "--shm-size=2g", "--entrypoint=/opt/venv/bin/python",
-            *(f"--label={key}={value}" for key, value in docker_engine.resource_labels("benchmark").items()),
+            *(f"--label={key}={value}" for key, value in resource_labels("benchmark").items()),
             *(["--gpus=all"] if device == "cuda" else []),
             *(["--volume=/usr:/usr:ro"] if compiler else []),
             f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp",

@@ -6,7 +6,6 @@ The libraries are securesystemslib, in-toto-attestation, sigstore and sigstore-m
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from securesystemslib.signer import SSlibKey
 from sigstore.dsse import Statement
 from sigstore_models.bundle.v1 import Bundle
 
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
 from trainyard.common.settings import state_folder
 from trainyard.oci.inventory import Image
@@ -111,15 +111,14 @@ def put_image(registry: Registry, architecture: str = "amd64", labels: dict[str,
     return image
 
 
-def pushed_image(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+def pushed_image(registry: Registry, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Manifest:
     """An image of tf-cpu that passed on this host and was pushed; its SBOM is that of an image without packages."""
     image = put_image(registry)
     state.record(state_folder() / "tf-cpu", "verify", image.digest, {"passed": True, "rules": ["labels"], "notes": []})
     state.record(state_folder() / "tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
     found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
-    monkeypatch.setattr(publish, "image_to_push", lambda _: SimpleNamespace(id=image.digest))
-    monkeypatch.setattr(publish.inventory, "local", lambda _: found)
-    monkeypatch.setattr(publish.docker_engine, "digest", lambda reference, **_: reference)
+    engine.add("trainyard:tf-cpu", digest=image.digest)
+    monkeypatch.setattr(publish.inventory, "local", lambda *_: found)
     return image
 
 

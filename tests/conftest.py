@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tests import examples, suites
 from tests import miniature as miniatures
+from tests.engine import ENGINE
 from tests.miniature import Miniature
 from tests.usage import Usage
 from trainyard.common.errors import UserError
@@ -148,7 +149,6 @@ def built_image() -> Callable[[str], str]:
     """
     from tests.image import catalogue
     from trainyard.image import build
-    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import state
     from trainyard.spec.model import load
@@ -159,12 +159,12 @@ def built_image() -> Callable[[str], str]:
     def shrink_cache() -> None:
         """A throw-away machine never installs these wheels again: 16 GB less at the peak (of 40 allowed)."""
         if os.environ.get("CI"):
-            docker_engine.buildx("prune", "--force", "--filter=type=exec.cachemount")
+            ENGINE.buildx("prune", "--force", "--filter=type=exec.cachemount")
             catalogue.drop_stages()
 
     def passed(target: str) -> str | None:
         plan = build.plan_for(load(target))
-        for image in docker_engine.images(f"{NAME}:{plan.tag}"):
+        for image in ENGINE.images(f"{NAME}:{plan.tag}"):
             if plan.local in image.tags:
                 with contextlib.suppress(UserError):
                     state.require(state_folder() / target, str(image.id), "build", "verify", "smoke")
@@ -172,7 +172,7 @@ def built_image() -> Callable[[str], str]:
         return None
 
     def reference(target: str) -> str:
-        if target not in made or not docker_engine.images(made[target]):
+        if target not in made or not ENGINE.images(made[target]):
             found = passed(target)
             if not found:
                 shrink_cache()

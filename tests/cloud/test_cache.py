@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.engine import ENGINE
 from tests.image.registry import running
 from tests.image.small_images import from_cache, own_index, write_small  # noqa: F401  fixtures
 
 from trainyard.image import build, package_index
-from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 
@@ -24,16 +24,16 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     folder = write_small()
     small = model.load(folder)
     install = "[wheels-4 1/1] RUN"
-    known = docker_engine.cached()
+    known = ENGINE.cached().keys()
     with running.container() as registry:
         cache = f"{running.address(registry)}/team/cache"
         build.build(small, cache=cache)
         first = (small.kept / "build.log").read_text(encoding="utf-8")
         assert "exporting cache to registry" in first
-        made = docker_engine.cached() - known
+        made = ENGINE.cached().keys() - known
         assert made, "the stages of this spec are new to the builder"
-        docker_engine.drop_cached(made)
-        assert not made & docker_engine.cached(), "the builder's own cache has none of them"
+        ENGINE.drop_cached(made)
+        assert not made & ENGINE.cached().keys(), "the builder's own cache has none of them"
         build.build(small, cache=cache)
     second = (small.kept / "build.log").read_text(encoding="utf-8")
     assert not from_cache(first, install), "the first build runs it"

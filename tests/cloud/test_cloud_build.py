@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.cloud_build import PROJECT, CloudBuild
 from tests.image.registry import running
 
+from trainyard.common.docker_engine import OWNED
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine, registry
+from trainyard.oci import registry
 from trainyard.release import pipelines as cloud_plan
 
 pytestmark = pytest.mark.concurrent
@@ -30,7 +32,7 @@ DOCKER = "gcr.io/cloud-builders/docker"
 @pytest.fixture(scope="session")
 def small() -> str:
     """An image with a shell: the base of the project's images, which exists locally."""
-    return base_image.resolve("debian-13").reference
+    return base_image.resolve(CONTEXT, "debian-13").reference
 
 
 @pytest.fixture(scope="session")
@@ -41,10 +43,10 @@ def local_registry() -> Iterator[str]:
 
 
 def nothing_is_left() -> bool:
-    client = docker_engine.client()
-    labelled: Any = {"label": docker_engine.OWNED}
-    owners = [one.labels[docker_engine.OWNED] for one in client.containers.list(all=True, filters=labelled)]
-    owners += [one.attrs["Labels"][docker_engine.OWNED] for one in client.volumes.list(filters=labelled)]
+    client = ENGINE.client
+    labelled: Any = {"label": OWNED}
+    owners = [one.labels[OWNED] for one in client.containers.list(all=True, filters=labelled)]
+    owners += [one.attrs["Labels"][OWNED] for one in client.volumes.list(filters=labelled)]
     return not any(owner.startswith("trainyard-cloudbuild-") for owner in owners)
 
 
@@ -52,10 +54,10 @@ def nothing_is_left() -> bool:
 def cloud(local_registry: str) -> Iterator[CloudBuild]:
     with CloudBuild(registry=local_registry) as started:
         yield started
-    for image in docker_engine.images():
+    for image in ENGINE.images():
         for tag in image.tags:
             if f"/{PROJECT}/" in tag:
-                docker_engine.client().images.remove(tag)
+                ENGINE.client.images.remove(tag)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_a_submitted_build_runs_and_pushes_its_image(
     ((identity, build),) = cloud.builds.items()
     (pushed,) = build.resource["results"]["images"]
     assert pushed["name"] == f"us-central1-docker.pkg.dev/{PROJECT}/ml/word:{identity}"
-    assert registry.digest_of(f"{local_registry}/{PROJECT}/ml/word:{identity}") == pushed["digest"]
+    assert registry.digest_of(ENGINE, f"{local_registry}/{PROJECT}/ml/word:{identity}") == pushed["digest"]
     shown = json.loads(gcloud("builds", "describe", identity, "--region=us-central1", "--format=json").stdout)
     assert [step["status"] for step in shown["steps"]] == ["SUCCESS", "SUCCESS"]
     log = gcloud("builds", "log", identity, "--region=us-central1").stdout
@@ -139,7 +141,7 @@ def test_nothing_is_pushed_if_a_step_fails(
     ((identity, build),) = cloud.builds.items()
     assert build.resource["status"] == "FAILURE"
     assert build.resource["results"]["images"] == []
-    assert registry.digest_of(f"{local_registry}/{PROJECT}/failed/word:{identity}") is None
+    assert registry.digest_of(ENGINE, f"{local_registry}/{PROJECT}/failed/word:{identity}") is None
 
 
 @pytest.mark.needs("gcloud")

@@ -16,6 +16,7 @@ from tests.cloud.test_cloud_build import (  # noqa: F401  fixtures
     local_registry,
     nothing_is_left,
 )
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.cloud_build import PROJECT, CloudBuild
 from tests.miniature import Miniature
 
@@ -40,7 +41,7 @@ def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
     """
     checkout = miniature.folder if target == "mini" else ROOT
     address = f"{local_registry}/{PROJECT}/round-trip"
-    resolved = base_image.resolve("debian-13")
+    resolved = base_image.resolve(CONTEXT, "debian-13")
     own_base = resolved.reference if resolved.note else ""  # without Docker Hub: the bootstrapped base, for all steps
     given = {
         "_TARGETS": target,
@@ -65,8 +66,8 @@ def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
     words = [build.resource["id"], "--region=us-central1", "--format=value(results.buildStepOutputs[-2])"]
     shown = gcloud("builds", "describe", *words).stdout  # the command of docs/cloud-build.md
     assert base64.b64decode(shown) == output
-    assert registry.digest_of(image["tag"]) == image["digest"]
-    assert registry.digest_of(f"{address}/trainyard:{target}-rehearsal") == image["digest"]
+    assert registry.digest_of(ENGINE, image["tag"]) == image["digest"]
+    assert registry.digest_of(ENGINE, f"{address}/trainyard:{target}-rehearsal") == image["digest"]
     repository = registry.Repository(f"{address}/trainyard")
     members = image_index.members(repository, repository.existing(image["digest"]))
     assert list(members) == ["linux/amd64"]
@@ -75,8 +76,10 @@ def test_the_projects_cloudbuild_yaml_builds_verifies_and_pushes_a_target(
     assert attached_sbom.document(repository, member.digest)
     labels = repository.config(member)["config"]["Labels"]
     assert labels["org.opencontainers.image.revision"] == "a" * 40
-    assert registry.digest_of(f"{address}/trainyard:{labels['org.opencontainers.image.version']}") == member.digest
-    assert registry.digest_of(f"{address}/trainyard:{target}") == image["digest"], "promoted by a step"
+    assert (
+        registry.digest_of(ENGINE, f"{address}/trainyard:{labels['org.opencontainers.image.version']}") == member.digest
+    )
+    assert registry.digest_of(ENGINE, f"{address}/trainyard:{target}") == image["digest"], "promoted by a step"
     log = "\n".join(build.log)
     assert "xla is not among _TARGETS: nothing to do" in log
     assert "linux/arm64 is not among _PLATFORMS: nothing to do" in log

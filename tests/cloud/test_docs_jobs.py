@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.kubernetes import Kubernetes
 from tests.fakes.tpu_vms import TpuVms
 from tests.fakes.vertex import Vertex
 
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 
 pytestmark = pytest.mark.concurrent
 
@@ -44,8 +45,8 @@ def image() -> Iterator[str]:
         entry = tarfile.TarInfo("usr/local/bin/mnist")
         entry.size, entry.mode = len(script), 0o755
         archive.addfile(entry, io.BytesIO(script))
-    container = docker_engine.client().containers.create(
-        base_image.resolve("debian-12").reference, labels=docker_engine.resource_labels("docs")
+    container = ENGINE.client.containers.create(
+        base_image.resolve(CONTEXT, "debian-12").reference, labels=resource_labels("docs")
     )
     try:
         container.put_archive("/", stream.getvalue())
@@ -53,7 +54,7 @@ def image() -> Iterator[str]:
     finally:
         container.remove(force=True)
     yield "trainyard-docs-test:mnist"
-    docker_engine.client().images.remove(str(made.id), force=True)
+    ENGINE.client.images.remove(str(made.id), force=True)
 
 
 @pytest.fixture

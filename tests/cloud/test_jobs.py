@@ -22,6 +22,7 @@ from google.cloud import aiplatform
 from google.cloud.aiplatform_v1 import JobServiceClient
 from google.cloud.aiplatform_v1.types import CustomJob as CustomJobMessage
 from google.cloud.aiplatform_v1.types import CustomJobSpec, HyperparameterTuningJob
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.kubernetes import Kubernetes
 from tests.fakes.server import Route, Server, gcloud_environment
 from tests.fakes.tpu_vms import TpuVms
@@ -31,7 +32,6 @@ from tests.image.registry import running
 from trainyard import cli
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 from trainyard.spec.naming import LABELS
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata
@@ -386,7 +386,7 @@ def test_a_tpu_vm_runs_the_image_on_every_worker_and_is_deleted(tmp_path: Path) 
     image = f"{REGISTRY}/small:1"
     words = ["--platform=tpu-vm", f"--image={image}", "--accelerator=v4-16", "--name=run", "--submit",
              "--args=sh -c 'echo trained; exit 3'"]  # fmt: skip
-    with TpuVms(images={image: base_image.resolve("debian-12").reference}) as cloud:
+    with TpuVms(images={image: base_image.resolve(CONTEXT, "debian-12").reference}) as cloud:
         done = submitted([sys.executable, "-m", "trainyard", "job", *words], cloud.environment(tmp_path))
         assert sorted(re.findall(r"\[\d\] trained", done.stderr)) == ["[0] trained", "[1] trained"], done.stderr
         assert not done.stdout, "the log is on stderr"
@@ -417,7 +417,7 @@ def made(reference: str, *, labels: dict[str, str], record: dict[str, Any] | Non
             archive.addfile(entry, io.BytesIO(data))
     name, _, tag = reference.rpartition(":")
     changes = [f"LABEL {key}={value}" for key, value in labels.items()] + ['CMD ["/nothing"]']
-    docker_engine.client().api.import_image_from_data(layer.getvalue(), name, tag, changes)
+    ENGINE.client.api.import_image_from_data(layer.getvalue(), name, tag, changes)
     return reference
 
 
@@ -427,21 +427,21 @@ TF = {f"{LABELS}.framework": "tensorflow==2.21.0", f"{LABELS}.target": "tf-cpu"}
 def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tmp_path: Path) -> None:
     """tpuTfVersion is compared with the image's framework, by its labels at the registry."""
     reference = made(f"{registry}/team/trainyard:tf", labels=TF)
-    docker_engine.client().images.push(reference)
-    docker_engine.client().images.remove(reference, force=True)
+    ENGINE.client.images.push(reference)
+    ENGINE.client.images.remove(reference, force=True)
     path = tmp_path / "old.yaml"
     path.write_text(
         yaml.safe_dump({"trainingInput": {
             "scaleTier": "BASIC_TPU", "region": "us-central1", "masterConfig": {"imageUri": reference},
             "workerConfig": {"tpuTfVersion": "2.11"}}})
     )  # fmt: skip
-    _, found = files.check_file(path)
+    _, found = files.check_file(path, engine=ENGINE)
     (finding,) = [one for one in found if one.rule == "tpu_runtime_matches_image"]
     assert "tpuTfVersion 2.11, but the image has tensorflow 2.21.0 (by its labels at the registry)" in finding.what
     assert finding.where.endswith("old.yaml:7")
-    assert not docker_engine.images(reference), "nothing was pulled"
+    assert not ENGINE.images(reference), "nothing was pulled"
     path.write_text(path.read_text().replace(":tf", ":other"))
-    _, found = files.check_file(path)
+    _, found = files.check_file(path, engine=ENGINE)
     assert [one.what for one in found if one.rule == "images_exist"] == [
         f"{registry}/team/trainyard:other: {registry} has no team/trainyard:other"
     ]
@@ -450,26 +450,26 @@ def test_an_image_is_looked_up_at_its_registry_without_pulling(registry: str, tm
 def test_an_image_for_another_accelerator_is_found_by_its_label(registry: str, tmp_path: Path) -> None:
     """Its framework does not tell: torch from the default index runs on CPUs and GPUs."""
     reference = made(f"{registry}/team/trainyard:cpu", labels={f"{LABELS}.accelerator": "none"})
-    docker_engine.client().images.push(reference)
-    docker_engine.client().images.remove(reference, force=True)
+    ENGINE.client.images.push(reference)
+    ENGINE.client.images.remove(reference, force=True)
     path = tmp_path / "job.yaml"
     machine = {"machineType": "a2-highgpu-1g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 1}
     pool = {"machineSpec": machine, "replicaCount": 1, "containerSpec": {"imageUri": reference}}
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = files.check_file(path)
+    _, found = files.check_file(path, engine=ENGINE)
     (finding,) = [one for one in found if one.rule == "images_support_accelerator"]
     assert "a GPU job with an image for CPUs" in finding.what and "by its labels at the registry" in finding.what
 
 
 def test_a_job_can_name_an_image_by_its_digest(registry: str, capsys: pytest.CaptureFixture[str]) -> None:
     reference = made(f"{registry}/team/trainyard:pinned", labels=TF)
-    docker_engine.client().images.push(reference)
-    docker_engine.client().images.remove(reference, force=True)
+    ENGINE.client.images.push(reference)
+    ENGINE.client.images.remove(reference, force=True)
     assert cli.run(["job", "--platform=vertex", f"--image={reference}", "--pin", "--json"]) == 0
     spec = yaml.safe_load(json.loads(capsys.readouterr().out)["config"])
     image = spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
     assert re.fullmatch(rf"{registry}/team/trainyard@sha256:[0-9a-f]{{64}}", image)
-    assert image_metadata.read_contents(image).tensorflow == "2.21.0"
+    assert image_metadata.read_contents(ENGINE, image).tensorflow == "2.21.0"
     assert cli.run(["job", "--platform=vertex", f"--image={registry}/team/trainyard:none", "--pin"]) == 2
     assert "has no team/trainyard:none" in " ".join(capsys.readouterr().err.split())
 
@@ -478,9 +478,9 @@ def test_the_contents_of_a_local_image_are_read_from_its_record(tmp_path: Path) 
     record = {"accelerator": "nvidia", "versions": {"tensorflow": "2.21.0"}}
     reference = made("trainyard-check-job:record", labels={}, record=record)
     try:
-        held = image_metadata.read_contents(reference)
+        held = image_metadata.read_contents(ENGINE, reference)
     finally:
-        docker_engine.client().images.remove(reference, force=True)
+        ENGINE.client.images.remove(reference, force=True)
     assert (held.framework, held.device, held.source) == ("tensorflow 2.21.0", "gpu", image_metadata.RECORD)
 
 
@@ -489,7 +489,7 @@ def test_an_unreachable_registry_is_a_note(tmp_path: Path) -> None:
     pool = {"machineSpec": {"machineType": "n1-standard-8"}, "replicaCount": 1,
             "containerSpec": {"imageUri": "registry.invalid/team/image:1"}}  # fmt: skip
     path.write_text(yaml.safe_dump({"workerPoolSpecs": [pool]}))
-    _, found = files.check_file(path)
+    _, found = files.check_file(path, engine=ENGINE)
     (note,) = found
     assert not note.fails
     assert "could not be looked up" in note.what

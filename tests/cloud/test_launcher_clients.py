@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine import ENGINE
 
-from trainyard.oci import docker_engine
+from trainyard.common.docker_engine import resource_labels
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 
 pytestmark = pytest.mark.concurrent
@@ -217,13 +218,13 @@ def in_image(built_image: Callable[[str], str]) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def run(target: str, code: str, packages: Path | None = None) -> Any:
-        container = docker_engine.client().containers.create(
+        container = ENGINE.client.containers.create(
             built_image(target),
             ["--", "python", "/client/main.py"],
             entrypoint=["launch"],
             environment={"LAUNCHER_LOG": "quiet", "LAUNCHER_RUNTIME": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"},
             network_mode="none",
-            labels=docker_engine.resource_labels("test"),
+            labels=resource_labels("test"),
         )
         made.append(container)
         files = {"main.py": code.encode(), "google_cloud.py": FAKE.read_bytes()}

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.tpu_vms import TpuVms
 
+from trainyard.common.docker_engine import OWNER, resource_labels
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 from trainyard_jobs.pods.shell_commands import CONTAINER
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
@@ -56,7 +57,7 @@ class Running:
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[TpuVms]:
-    with TpuVms(images={IMAGE: base_image.resolve("debian-12").reference}) as found:
+    with TpuVms(images={IMAGE: base_image.resolve(CONTEXT, "debian-12").reference}) as found:
         yield found
 
 
@@ -96,12 +97,10 @@ def pod(start: Callable[..., Running]) -> Callable[..., tuple[int, str]]:
 @pytest.fixture
 def volume(request: pytest.FixtureRequest) -> str:
     """A volume, used as the bucket that remains when a pod is deleted."""
-    made = docker_engine.client().volumes.create(
-        f"trainyard-test-{os.getpid()}", labels=docker_engine.resource_labels("test")
-    )
+    made = ENGINE.client.volumes.create(f"trainyard-test-{os.getpid()}", labels=resource_labels("test"))
 
     def remove() -> None:
-        for container in docker_engine.client().containers.list(all=True, filters={"volume": str(made.name)}):
+        for container in ENGINE.client.containers.list(all=True, filters={"volume": str(made.name)}):
             container.remove(force=True)
         made.remove(force=True)
 
@@ -121,8 +120,8 @@ def bodies(cloud: TpuVms, method: str, ends: str) -> list[Any]:
 
 def nothing_left(cloud: TpuVms, name: str) -> bool:
     """Whether the pod is deleted and no worker of it, nor container on a worker, remains."""
-    mine = {"label": f"{docker_engine.OWNER}={os.getpid()}", "name": "t1v-n-"}
-    containers = [str(each.name) for each in docker_engine.client().containers.list(all=True, filters=mine)]  # type: ignore[arg-type]
+    mine = {"label": f"{OWNER}={os.getpid()}", "name": "t1v-n-"}
+    containers = [str(each.name) for each in ENGINE.client.containers.list(all=True, filters=mine)]  # type: ignore[arg-type]
     known = {str(w.container.name) for node in cloud.nodes.values() for w in node.workers}
     strays = [container for container in containers if container.partition(".")[0] not in known]
     return not strays and not any(full.endswith(f"/{name}") for full in [*cloud.nodes, *cloud.queue])

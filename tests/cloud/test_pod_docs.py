@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.engine import CONTEXT, ENGINE
 from tests.fakes.project_iam import ProjectIam
 from tests.fakes.tpu_vms import TpuVms
 
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 
 pytestmark = [pytest.mark.concurrent, pytest.mark.needs("gcloud")]
 
@@ -35,8 +36,8 @@ def image() -> Iterator[str]:
             entry = tarfile.TarInfo(f"usr/local/bin/{name}")
             entry.size, entry.mode = len(text), 0o755
             archive.addfile(entry, io.BytesIO(text))
-    container = docker_engine.client().containers.create(
-        base_image.resolve("debian-12").reference, labels=docker_engine.resource_labels("docs")
+    container = ENGINE.client.containers.create(
+        base_image.resolve(CONTEXT, "debian-12").reference, labels=resource_labels("docs")
     )
     try:
         container.put_archive("/", stream.getvalue())
@@ -45,7 +46,7 @@ def image() -> Iterator[str]:
     finally:
         container.remove(force=True)
     yield "trainyard-pod-docs:xla"
-    docker_engine.client().images.remove(str(made.id), force=True)
+    ENGINE.client.images.remove(str(made.id), force=True)
 
 
 @pytest.mark.slow("test_pod.py, on the same fake of the TPU API")

@@ -20,13 +20,14 @@ import pytest
 import requests
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.claims import CLAIMS
+from tests.engine import ENGINE
 from tests.fakes.cloud_build import CloudBuild
 from tests.image.registry import running
 from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
-from trainyard.oci import docker_engine, referrers, registry, statements
+from trainyard.oci import referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import artifact_registry, claims, predicates, promotion
 from trainyard.release import cloud_build_steps as cloud_step
@@ -67,12 +68,12 @@ def pushed(address: str, tag: str, *, target: str = "tf-cpu", version: str = "2.
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo(tag))
     labels = [f"LABEL io.trainyard.target={target}", f"LABEL io.trainyard.framework=tensorflow=={version}"]
-    api = docker_engine.client().api
+    api = ENGINE.client.api
     api.import_image_from_data(archive.getvalue(), f"{address}/trainyard", tag, labels)
-    for _ in registry.push(f"{address}/trainyard:{tag}"):
+    for _ in registry.push(ENGINE, f"{address}/trainyard:{tag}"):
         pass
     api.remove_image(f"{address}/trainyard:{tag}")
-    found = registry.digest_of(f"{address}/trainyard:{tag}")
+    found = registry.digest_of(ENGINE, f"{address}/trainyard:{tag}")
     assert found
     return found
 
@@ -97,14 +98,14 @@ def test_promote_moves_both_tags_by_digest_and_rollback_returns(address: str, sp
     made = promotion.promote(spec, address, image=second)
     assert made["tags"] == {"tf-cpu-2.21.0": first, "tf-cpu": first}
     for tag in made["tags"]:
-        assert registry.digest_of(f"{address}/trainyard:{tag}") == second
+        assert registry.digest_of(ENGINE, f"{address}/trainyard:{tag}") == second
     assert promotion.promote(spec, address, image="two")["tags"] == {}, "a second time there is nothing to do"
     promotion.rollback(spec, address)
     for tag in ("tf-cpu", "tf-cpu-2.21.0"):
-        assert registry.digest_of(f"{address}/trainyard:{tag}") == first
-    assert registry.digest_of(f"{address}/trainyard:two") == second, "immutable tags stay"
+        assert registry.digest_of(ENGINE, f"{address}/trainyard:{tag}") == first
+    assert registry.digest_of(ENGINE, f"{address}/trainyard:two") == second, "immutable tags stay"
     promotion.rollback(spec, address)
-    assert registry.digest_of(f"{address}/trainyard:tf-cpu") == second, "a second rollback undoes the first"
+    assert registry.digest_of(ENGINE, f"{address}/trainyard:tf-cpu") == second, "a second rollback undoes the first"
 
 
 def test_a_digest_that_never_passed_is_refused(address: str, spec: Spec) -> None:
@@ -139,7 +140,7 @@ def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, spe
     assert floating.tags() == []
     claims.attach(source, source.existing(digest), signer, CLAIMS)
     promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
-    assert registry.digest_of(f"{floating.name}:tf-cpu") == digest
+    assert registry.digest_of(ENGINE, f"{floating.name}:tf-cpu") == digest
     found = claims.require(floating, digest, signer.trust, [*predicates.ABOUT_IMAGES, "summary"])
     assert len(found) == len(predicates.ABOUT_IMAGES) + 1
 
@@ -162,9 +163,9 @@ def test_floating_tags_may_be_in_another_repository(address: str, spec: Spec) ->
     digest = pushed(address, "one")
     passed(digest)
     promotion.promote(spec, address, image="one", to=f"{address}-floating")
-    assert registry.digest_of(f"{address}-floating/trainyard:tf-cpu") == digest
+    assert registry.digest_of(ENGINE, f"{address}-floating/trainyard:tf-cpu") == digest
     assert Repository(f"{address}/trainyard").tags() == ["one"]
-    assert docker_engine.images(f"{address}-floating/trainyard") == []
+    assert ENGINE.images(f"{address}-floating/trainyard") == []
 
 
 @pytest.mark.parametrize("hosts", ["one host", "two hosts"])
@@ -202,7 +203,7 @@ def test_two_simultaneous_promotes_leave_one_image_under_both_tags(
         thread.start()
     for thread in threads:
         thread.join()
-    now = {registry.digest_of(f"{address}/trainyard:{tag}") for tag in ("tf-cpu", "tf-cpu-2.21.0")}
+    now = {registry.digest_of(ENGINE, f"{address}/trainyard:{tag}") for tag in ("tf-cpu", "tf-cpu-2.21.0")}
     assert len(now) == 1 and now <= set(digests), ended
     assert ended[str(now.pop())] == "promoted"
     assert all(text == "promoted" or "another process moved them at the same time" in text for text in ended.values())

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.engine import ENGINE
 from tests.image.registry import running
 
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine, registry
+from trainyard.oci import registry
 from trainyard.oci.registry import Repository
 
 pytestmark = pytest.mark.concurrent
@@ -28,9 +29,9 @@ def place() -> Iterator[str]:
 @pytest.fixture
 def tagged(place: str, built_image: Callable[[str], str]) -> Iterator[str]:
     """tf-cpu's image, of 400 MB in six blobs, under a tag for the registry."""
-    docker_engine.client().images.get(built_image("tf-cpu")).tag(place, "big")
+    ENGINE.client.images.get(built_image("tf-cpu")).tag(place, "big")
     yield f"{place}:big"
-    docker_engine.client().api.remove_image(f"{place}:big", noprune=True)
+    ENGINE.client.api.remove_image(f"{place}:big", noprune=True)
 
 
 def test_an_interrupted_push_publishes_nothing_and_is_resumed(place: str, tagged: str) -> None:
@@ -42,10 +43,10 @@ def test_an_interrupted_push_publishes_nothing_and_is_resumed(place: str, tagged
     assert status == "uploaded"
     assert Repository(place).manifest("big") is None
     assert Repository(place).tags() == []
-    again = dict(registry.push(tagged))
+    again = dict(registry.push(ENGINE, tagged))
     assert again[arrived] == "exists", "blobs that arrived are not resent"
     assert "uploaded" in again.values(), "it was interrupted before its end"
-    assert registry.digest_of(tagged) == docker_engine.digest(tagged)
+    assert registry.digest_of(ENGINE, tagged) == ENGINE.digest(tagged)
 
 
 def test_two_simultaneous_pushes_leave_the_image_complete(place: str, tagged: str) -> None:
@@ -53,7 +54,7 @@ def test_two_simultaneous_pushes_leave_the_image_complete(place: str, tagged: st
 
     def push() -> None:
         try:
-            list(registry.push(tagged))
+            list(registry.push(ENGINE, tagged))
         except Exception as error:
             failures.append(error)
 
@@ -63,7 +64,7 @@ def test_two_simultaneous_pushes_leave_the_image_complete(place: str, tagged: st
     for thread in threads:
         thread.join()
     assert failures == []
-    assert registry.digest_of(tagged) == docker_engine.digest(tagged)
+    assert registry.digest_of(ENGINE, tagged) == ENGINE.digest(tagged)
     found = Repository(place).manifest("big")
     assert found
     for layer in found.document["layers"]:

@@ -20,10 +20,12 @@ import docker.errors
 from docker.models.containers import Container
 from docker.types import Mount
 
+from tests.engine import CONTEXT, ENGINE
 from trainyard.common import settings
+from trainyard.common.docker_engine import OWNED
 from trainyard.common.errors import StepFailed
 from trainyard.image import base_image
-from trainyard.oci import docker_engine, registry
+from trainyard.oci import registry
 from trainyard.sandbox import containers
 from trainyard.spec.naming import NAME
 
@@ -39,10 +41,11 @@ def docker_image() -> str:
     """Return the reference of an image with Docker's and buildx's commands, built here (from the cache: 1 s)."""
     reference, folder = f"{NAME}-cloud-builder:docker", settings.PACKAGE / "builder"
     bundle = settings.ca_bundle()
-    docker_engine.buildx(
-        "build", f"--builder={docker_engine.context()}", "--quiet", "--load", "--provenance=false",
-        "--target=docker", f"--tag={reference}", f"--build-arg=BASE={base_image.resolve('debian-13').reference}",
-        f"--label={docker_engine.OWNED}=cloudbuild", *([f"--secret=id=ca,src={bundle}"] if bundle else []),
+    ENGINE.buildx(
+        "build", f"--builder={ENGINE.docker_context}", "--quiet", "--load", "--provenance=false",
+        "--target=docker", f"--tag={reference}",
+        f"--build-arg=BASE={base_image.resolve(CONTEXT, 'debian-13').reference}",
+        f"--label={OWNED}=cloudbuild", *([f"--secret=id=ca,src={bundle}"] if bundle else []),
         f"--file={folder / 'Dockerfile'}", str(folder),
     )  # fmt: skip
     return reference
@@ -123,7 +126,7 @@ class Runner:
     def run(self) -> Result:
         """Run the steps, push the images, and remove the containers, the volumes and the network."""
         result = Result()
-        with containers.Sandbox("cloudbuild") as sandbox:
+        with containers.Sandbox(ENGINE, "cloudbuild") as sandbox:
             mounts = [Mount(path, sandbox.volume(path.rpartition("/")[2])) for path in ("/workspace", "/builder/home")]
             if self._source:
                 copier = sandbox.create(self._image(self.steps[0]["name"])[0], ["true"], mounts=mounts)
@@ -166,7 +169,7 @@ class Runner:
 
     def _image(self, name: str) -> tuple[str, list[str] | None]:
         """Return a local image for a step, and an entrypoint that replaces the image's."""
-        client = docker_engine.client()
+        client = ENGINE.client
         with contextlib.suppress(docker.errors.ImageNotFound):
             client.images.get(name)
             return name, None
@@ -228,9 +231,9 @@ class Runner:
             destination = f"{self._push_to or host}/{path}"
             repository, _, tag = destination.rpartition(":")
             self._write(f"PUSH: {name}")
-            docker_engine.client().images.get(name).tag(repository, tag)
-            for _ in registry.push(destination):
+            ENGINE.client.images.get(name).tag(repository, tag)
+            for _ in registry.push(ENGINE, destination):
                 pass
-            result.images[name] = str(registry.digest_of(destination))
+            result.images[name] = str(registry.digest_of(ENGINE, destination))
             if self._push_to:
-                docker_engine.client().api.remove_image(destination, noprune=True)
+                ENGINE.client.api.remove_image(destination, noprune=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 #: Where the engine listens.
-ENGINE = "/var/run/docker.sock"
+SOCKET = "/var/run/docker.sock"
 
 _UPGRADE = b"POST /grpc HTTP/1.1\r\nHost: engine\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 0\r\n\r\n"
 
@@ -44,7 +44,7 @@ class EngineSocket:
                 client, _ = self._server.accept()
                 self.connections += 1
                 engine = socket.socket(socket.AF_UNIX)
-                engine.connect(ENGINE)
+                engine.connect(SOCKET)
                 engine.sendall(_UPGRADE)
                 answer = b""
                 while not answer.endswith(b"\r\n\r\n"):

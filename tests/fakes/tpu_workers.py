@@ -20,10 +20,11 @@ import docker.errors
 from docker.models.containers import Container
 from docker.models.networks import Network
 
+from tests.engine import ENGINE
 from tests.fakes import cloud_build_runner
 from tests.fakes.tpu_types import TpuType
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine
 from trainyard.spec.naming import NAME
 
 FAKES = Path(__file__).resolve().parent
@@ -36,7 +37,7 @@ TOKEN = "ya29.fake-access-token"
 def image() -> str:
     """The reference of the workers' image, which is built here (14 s, or 1 s from the build cache)."""
     base = cloud_build_runner.docker_image()
-    docker_engine.buildx(
+    ENGINE.buildx(
         "build", "--quiet", "--load", "--provenance=false", f"--build-arg=DOCKER={base}", f"--tag={IMAGE}",
         f"--build-context=product={ROOT / 'scripts' / 'trainyard' / 'sandbox' / 'fakes'}",
         f"--file={FAKES / 'worker' / 'Dockerfile'}", str(FAKES),
@@ -47,7 +48,7 @@ def image() -> str:
 @contextmanager
 def private_network(name: str) -> Iterator[Network]:
     """A network that is used as a VPC network."""
-    network = docker_engine.client().networks.create(name, labels=docker_engine.resource_labels("tpu-vpc"))
+    network = ENGINE.client.networks.create(name, labels=resource_labels("tpu-vpc"))
     try:
         yield network
     finally:
@@ -138,7 +139,7 @@ def boot(
         images: image name -> local image to use for it.
         external: whether they have external IP addresses.
     """
-    client = docker_engine.client()
+    client = ENGINE.client
     workers = []
     for index in range(slice_.hosts):
         host = f"{name}-w-{index}"
@@ -146,7 +147,7 @@ def boot(
             IMAGE,
             name=f"{network.name}-{host}",  # other fakes may have a VM of this name at the same time
             hostname=host,
-            labels=docker_engine.resource_labels("tpu-worker"),
+            labels=resource_labels("tpu-worker"),
             volumes={SOCKET: {"bind": SOCKET, "mode": "rw"}},
             extra_hosts={"metadata.google.internal": "127.0.0.1"},
         )
@@ -154,7 +155,7 @@ def boot(
         workers.append(worker)
         about = {
             "worker": container.name,
-            "labels": docker_engine.resource_labels("tpu-run"),
+            "labels": resource_labels("tpu-run"),
             "images": dict(images),
             "token": TOKEN,
         }
@@ -191,7 +192,7 @@ def _listening(worker: Worker, port: int, script: str = "true", seconds: float =
 
 def remove(workers: list[Worker]) -> None:
     """Remove the hosts and every container that was started on them."""
-    client = docker_engine.client()
+    client = ENGINE.client
     for worker in workers:
         for run in client.containers.list(all=True, filters={"name": f"^{worker.container.name}\\."}):
             _gone(run)

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 import docker.errors
 import pytest
 
-from trainyard.oci import docker_engine
+from tests.engine import ENGINE
 from trainyard.spec.model import targets
 from trainyard.spec.naming import NAME
+from trainyard.spec.units import in_bytes
 
 #: Built in every run: `xla` and `tf-cpu` are kept for all tests, nightlies have separate tests (ELSEWHERE).
 ALWAYS = ("tf-cpu",)
@@ -55,11 +56,11 @@ def drop(target: str) -> None:
     """Remove a target's images, and the build cache that no other target shares."""
     if target in KEPT:
         return
-    for image in docker_engine.images(label=f"io.trainyard.target={target}"):
+    for image in ENGINE.images(label=f"io.trainyard.target={target}"):
         for tag in image.tags:
             if tag.startswith(f"{NAME}:"):
                 try:
-                    docker_engine.client().images.remove(tag, force=True)
+                    ENGINE.client.images.remove(tag, force=True)
                 except docker.errors.ImageNotFound:
                     continue
     if os.environ.get("CI") and target != "cpu":  # `gpu` comes next, and is made of the same
@@ -71,8 +72,8 @@ def drop_stages() -> None:
 
     The image holds the same files as a layer, which is a record too: a later build takes that one from the cache.
     """
-    large = docker_engine.cached(least=LARGE)
-    blocks = docker_engine.buildx("du", "--verbose").split("\n\n")
+    large = {name for name, size in ENGINE.cached().items() if in_bytes(size) >= LARGE}
+    blocks = ENGINE.buildx("du", "--verbose").split("\n\n")
     stages = [found[1] for block in blocks if "mount / from exec" in block and (found := _ID.search(block))]
     _prune([name for name in stages if name in large], "--all")
 
@@ -83,12 +84,12 @@ def drop_cache(least: int) -> None:
     Layers of images are kept: the engine does not count them as cache.
     """
     children: dict[str, list[str]] = {}
-    for block in docker_engine.buildx("du", "--verbose").split("\n\n"):
+    for block in ENGINE.buildx("du", "--verbose").split("\n\n"):
         found, parents = _ID.search(block), _PARENTS.search(block)
         for parent in parents[1].split(",") if found and parents else []:
             children.setdefault(parent, []).append(found[1])  # type: ignore[index]
     records: set[str] = set()
-    waiting = list(docker_engine.cached(least=least))
+    waiting = [name for name, size in ENGINE.cached().items() if in_bytes(size) >= least]
     while waiting:
         name = waiting.pop()
         if name not in records:
@@ -104,4 +105,4 @@ def _prune(names: Iterable[str], *options: str) -> None:
     https://github.com/docker/buildx/blob/v0.13.1/commands/prune.go
     """
     if expression := "|".join(sorted(names)):
-        docker_engine.buildx("prune", "--force", *options, f"--filter=id=/^({expression})$/")
+        ENGINE.buildx("prune", "--force", *options, f"--filter=id=/^({expression})$/")

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.small_images import own_index, write_small  # noqa: F401  fixtures
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine
 from trainyard.project import clean
 
 Finished = subprocess.CompletedProcess[str]
@@ -35,8 +36,8 @@ def docker_run() -> Callable[..., Finished]:
     """``docker_run("--read-only", image, "mnist")``: ``docker run --rm`` with these arguments."""
 
     def run(*words: str, timeout: float = 300) -> Finished:
-        docker_engine.client()
-        labels = [f"--label={name}={value}" for name, value in docker_engine.resource_labels("test").items()]
+        ENGINE.existing_client()
+        labels = [f"--label={name}={value}" for name, value in resource_labels("test").items()]
         command = ["docker", "run", "--rm", *labels, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -69,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def remove_leftovers() -> None:
-    clean.leftovers()
+    clean.leftovers(ENGINE)
     if os.environ.get("CI"):
         # CI has 40 GB of disk; the files of stages are in the images' layers too.
         catalogue.drop_stages()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.fakes import package_index
 from tests.workspaces import write_lock
 from trainyard.image import dockerfile
-from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 
@@ -31,7 +31,7 @@ def from_cache(log: str, step: str) -> bool:
 
 def bridge() -> str:
     """Return the address of this host on the engine's bridge, at which builds and containers reach servers of tests."""
-    networks = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"]
+    networks = ENGINE.client.networks.get("bridge").attrs["IPAM"]["Config"]
     return str(networks[0].get("Gateway") or networks[0]["Subnet"].rpartition(".")[0] + ".1")
 
 
@@ -85,6 +85,6 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
 
 
 def _untag_small() -> None:
-    for image in docker_engine.images(label="io.trainyard.target=small"):
+    for image in ENGINE.images(label="io.trainyard.target=small"):
         for tag in image.tags:
-            docker_engine.untag(tag)
+            ENGINE.untag(tag)

@@ -14,13 +14,13 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
 from tests.image.conftest import Finished
 from tests.image.small_images import from_cache, wheel
 from tests.workspaces import versions
 from trainyard.common import settings
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, build, dockerfile, package_index, target_lock
-from trainyard.oci import docker_engine
 from trainyard.oci import layers as oci_layers
 from trainyard.spec import lock as locks
 from trainyard.spec import model
@@ -31,14 +31,14 @@ Run = Callable[..., Finished]
 
 def layers(reference: str) -> list[str]:
     """Digests of an image's uncompressed layers, lowest first."""
-    return list(docker_engine.client().images.get(reference).attrs["RootFS"]["Layers"])
+    return list(ENGINE.client.images.get(reference).attrs["RootFS"]["Layers"])
 
 
 def stages(reference: str, spec: model.Spec) -> dict[str, list[str]]:
     """Stage of the Dockerfile -> digests of the uncompressed layers that it made."""
     dockerfile = spec.dockerfile().read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
-    for layer in oci_layers.read(reference, dockerfile).layers:
+    for layer in oci_layers.read(ENGINE, reference, dockerfile).layers:
         found.setdefault(layer.stage, []).append(layer.diff_id)
     return found
 
@@ -57,15 +57,15 @@ def test_a_second_build_changes_nothing(built_image: BuiltImage) -> None:
     before = layers(reference)
     _, built = build.build(model.load("tf-cpu"))
     assert layers(build.plan_for(model.load("tf-cpu")).candidate) == before
-    assert built["digest"] == docker_engine.digest(reference)
+    assert built["digest"] == ENGINE.digest(reference)
 
 
 def plain_build(context: Path) -> list[str]:
     """Layers of tf-cpu built from the files in ``context`` with `docker build`, without bake and without make."""
     tag = "trainyard-plain:test"
     command = ["docker", "build", "--quiet", "--file=images/tf-cpu/Dockerfile", f"--tag={tag}", "--provenance=false"]
-    command += [f"--build-arg=BASE={base_image.resolve('debian-13').reference}"]
-    command += [f"--build-arg=PYTHON_DEBIAN_12={base_image.resolve('debian-12').build_base}"]
+    command += [f"--build-arg=BASE={base_image.resolve(CONTEXT, 'debian-13').reference}"]
+    command += [f"--build-arg=PYTHON_DEBIAN_12={base_image.resolve(CONTEXT, 'debian-12').build_base}"]
     if bundle := settings.ca_bundle():
         command.append(f"--secret=id=ca,src={bundle}")
     done = subprocess.run([*command, "."], cwd=context, capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ def plain_build(context: Path) -> list[str]:
     try:
         return layers(tag)
     finally:
-        docker_engine.client().images.remove(tag)
+        ENGINE.client.images.remove(tag)
 
 
 def test_a_plain_docker_build_gives_the_same_layers(built_image: BuiltImage) -> None:
@@ -145,7 +145,7 @@ def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], st
     assert "Traceback" not in seen + rest
     for tag in ("small", "small-candidate"):
         with pytest.raises(docker.errors.ImageNotFound):
-            docker_engine.client().images.get(f"trainyard:{tag}")
+            ENGINE.client.images.get(f"trainyard:{tag}")
 
 
 # --- package indexes that answer and that do not, with wheels of a few hundred bytes ------------------------------
@@ -166,10 +166,10 @@ def test_an_index_that_answers_is_used_locked_and_named(
         assert not any("come from the default index" in note for note in built["notes"])
         found = docker_run("--entrypoint=python", plan.candidate, "-c", "import torch; print(torch.__version__)")
         assert found.stdout == "2.9.1+cpu\n", found.stderr
-        labels = docker_engine.client().images.get(plan.candidate).labels
+        labels = ENGINE.client.images.get(plan.candidate).labels
         assert labels["io.trainyard.index"] == "pytorch-cpu"
     finally:
-        docker_engine.client().images.remove(plan.candidate, force=True)
+        ENGINE.client.images.remove(plan.candidate, force=True)
 
 
 def test_an_updated_base_installs_no_wheel_again(
@@ -184,9 +184,9 @@ def test_an_updated_base_installs_no_wheel_again(
     small = model.load(write_small())
     plan, _ = build.build(small)
     before = stages(plan.candidate, small)
-    reference, updated = base_image.resolve(small.base), "trainyard-base:test-updated"
+    reference, updated = base_image.resolve(CONTEXT, small.base), "trainyard-base:test-updated"
     (tmp_path / "Dockerfile").write_text(f"FROM {reference.reference}\nRUN echo news >/etc/news\n", encoding="utf-8")
-    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path))
+    ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_BASE", updated)
     monkeypatch.setenv("TRAINYARD_BUILD_BASE", reference.build_base)
     try:
@@ -194,7 +194,7 @@ def test_an_updated_base_installs_no_wheel_again(
         log = (small.kept / "build.log").read_text(encoding="utf-8")
         after = stages(plan.candidate, small)
     finally:
-        docker_engine.untag(updated)
+        ENGINE.untag(updated)
     changed = {stage for stage in after if after[stage] != before[stage]}
     assert changed and changed <= {"base", "system"}
     assert from_cache(log, "[wheels-4 1/1] RUN") and from_cache(log, "[wheels-1 1/1] RUN")
@@ -233,4 +233,4 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(
     assert found.returncode == 2
     assert "Hash mismatch" in found.stderr
     with pytest.raises(docker.errors.ImageNotFound):
-        docker_engine.client().images.get("trainyard:small-candidate")
+        ENGINE.client.images.get("trainyard:small-candidate")

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.engine_socket import ENGINE, EngineSocket
+from tests.engine import ENGINE
+from tests.fakes.engine_socket import SOCKET, EngineSocket
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.image import build, package_index, provenance
-from trainyard.oci import builder, docker_engine, image_store
-from trainyard.spec import model
+from trainyard.oci import builder, image_store
+from trainyard.spec import architectures, model
 from trainyard.spec.architectures import AMD64, ARM64
 
 NAME = "trainyard-test-team"
@@ -41,9 +43,7 @@ def team(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, EngineSocket]]:
             words = [f"--name={NAME}", *append, f"--node={name}", f"--platform=linux/{name}", node.address]
             subprocess.run(["docker", "buildx", "create", *words], check=True, capture_output=True)
         monkeypatch.setenv("TRAINYARD_BUILDER", NAME)
-        builder.current.cache_clear()
         yield nodes
-        builder.current.cache_clear()
 
 
 def test_an_image_is_built_on_the_builder_and_loaded_with_its_digest_and_provenance(
@@ -56,17 +56,17 @@ def test_an_image_is_built_on_the_builder_and_loaded_with_its_digest_and_provena
     plan, built = build.build(spec)
     used = {name for name, node in team.items() if node.connections > before[name] + 2}
     assert spec.arch in used, "buildx has connected to the node of the architecture for the build"
-    image = docker_engine.image(plan.candidate, made_by="test")
+    image = ENGINE.image(plan.candidate, made_by="test")
     assert image.id == built["digest"] and image.labels["io.trainyard.target"] == "small"
-    manifest = json.loads(image_store.documents(plan.candidate)[built["digest"]])
+    manifest = json.loads(image_store.documents(ENGINE, plan.candidate)[built["digest"]])
     assert all(layer["mediaType"].endswith("tar+zstd") for layer in manifest["layers"])
     statement = provenance.statement(spec.kept, built["digest"])
     assert statement and statement["subject"][0]["digest"] == {"sha256": built["digest"][7:]}
-    assert docker_engine.digest(plan.candidate) == build.build(spec)[1]["digest"], "a second build changes nothing"
+    assert ENGINE.digest(plan.candidate) == build.build(spec)[1]["digest"], "a second build changes nothing"
 
 
 def test_each_architecture_has_its_node(team: dict[str, EngineSocket]) -> None:
-    found = builder.current(NAME)
+    found = builder.current(Context(builder=NAME))
     assert (found.name, found.driver, found.in_engine) == (NAME, "remote", False)
     assert [node.name for one in (AMD64, ARM64) if (node := found.node(one))] == list(team)
     assert [found.machine(one) for one in (AMD64, ARM64)] == [AMD64, ARM64]
@@ -76,13 +76,13 @@ def test_the_cache_of_the_builder_can_be_listed_and_dropped(team: dict[str, Engi
     """As `make reproduce` does, which leaves no cache behind."""
     (tmp_path / "Dockerfile").write_text(f"FROM scratch\nCOPY file /{tmp_path.name}\n", encoding="utf-8")
     (tmp_path / "file").write_text(str(tmp_path), encoding="utf-8")
-    before = docker_engine.cached(builder=NAME)
+    before = ENGINE.cached(builder=NAME).keys()
     words = ["build", f"--builder={NAME}", "--quiet", "--output=type=cacheonly", str(tmp_path)]
-    docker_engine.buildx(*words)
-    made = docker_engine.cached(builder=NAME) - before
+    ENGINE.buildx(*words)
+    made = ENGINE.cached(builder=NAME).keys() - before
     assert made
-    docker_engine.drop_cached(made, builder=NAME)
-    assert not made & docker_engine.cached(builder=NAME)
+    ENGINE.drop_cached(made, builder=NAME)
+    assert not made & ENGINE.cached(builder=NAME).keys()
 
 
 def test_the_variable_of_buildx_selects_a_builder_and_ours_overrides_it(
@@ -90,12 +90,10 @@ def test_the_variable_of_buildx_selects_a_builder_and_ours_overrides_it(
 ) -> None:
     monkeypatch.setenv("BUILDX_BUILDER", NAME)
     monkeypatch.setenv("TRAINYARD_BUILDER", "default")
-    builder.current.cache_clear()
-    assert builder.current("default").in_engine
+    assert builder.current(Context()).in_engine
     monkeypatch.delenv("TRAINYARD_BUILDER")
-    builder.current.cache_clear()
-    assert builder.current("").name == NAME
-    assert docker_engine.can_run(docker_engine.architecture())
+    assert builder.current(Context()).name == NAME
+    assert ENGINE.can_run(architectures.of_engine(ENGINE).platform)
 
 
 def test_a_builder_that_does_not_exist_is_one_line_with_those_that_do(
@@ -119,7 +117,7 @@ def test_an_active_docker_context_is_the_engine_from_build_to_run(
         monkeypatch.delenv(name, raising=False)
     with tempfile.TemporaryDirectory() as folder:  # the path of a socket has at most 107 bytes
         address = Path(folder) / "engine.sock"
-        address.symlink_to(ENGINE)
+        address.symlink_to(SOCKET)
         monkeypatch.setenv("DOCKER_CONFIG", f"{folder}/config")
         for words in (["create", "elsewhere", f"--docker=host=unix://{address}"], ["use", "elsewhere"]):
             subprocess.run(["docker", "context", *words], check=True, capture_output=True)

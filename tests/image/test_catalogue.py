@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
 from trainyard.image import build, target_lock
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
@@ -26,7 +26,7 @@ both = pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=py
 
 def blobs(reference: str, target: str) -> dict[str, str]:
     """Stage -> digest of the blob that it became, as it is pushed."""
-    evidence = verify.gather(model.load(target), reference)
+    evidence = verify.gather(ENGINE, model.load(target), reference)
     return {layer.stage: layer.digest for layer in evidence.stored.layers if layer.stage != "system"}
 
 
@@ -52,7 +52,7 @@ def test_cpu_and_gpu_share_all_wheels_if_the_framework_comes_from_the_same_index
         assert xla[stage] == cpu[stage] == gpu[stage], stage
     for stage in ("base", "wheel-onnx", "wheel-grpcio"):
         assert cpu[stage] == gpu[stage], stage
-    labels = docker_engine.client().images.get(built_image("cpu")).labels
+    labels = ENGINE.client.images.get(built_image("cpu")).labels
     wheels = {stage for stage in {*cpu, *gpu} if stage.startswith("wheel")}
     same = {stage for stage in wheels if cpu.get(stage) == gpu.get(stage)}
     if labels["io.trainyard.index"] == "default":
@@ -71,7 +71,7 @@ def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: Bui
     seconds = []
     while len(seconds) < 3 and min(seconds, default=math.inf) >= 10:
         started = time.monotonic()
-        verify.examine(model.load(target), reference)
+        verify.examine(ENGINE, model.load(target), reference)
         seconds.append(time.monotonic() - started)
     print(f"{target}: verified in {min(seconds):.1f} s")
     assert min(seconds) < 10
@@ -162,11 +162,11 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     (folder / "image.yaml").write_text(text, encoding="utf-8")
     loaded, _ = target_lock.lock(model.load(str(folder)))
     plan, _ = build.build(loaded)
-    verify.verify(loaded, plan.candidate)
+    verify.verify(ENGINE, loaded, plan.candidate)
     yield plan.candidate
-    for found in docker_engine.images(label=f"io.trainyard.target={loaded.target}"):
+    for found in ENGINE.images(label=f"io.trainyard.target={loaded.target}"):
         for tag in found.tags:
-            docker_engine.client().images.remove(tag, force=True)
+            ENGINE.client.images.remove(tag, force=True)
 
 
 def test_gsutil_uses_the_default_service_account(with_blocks: str, docker_run: Run) -> None:

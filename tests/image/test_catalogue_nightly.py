@@ -17,11 +17,11 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests.engine import ENGINE
 from tests.workspaces import versions
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import dockerfile as render
-from trainyard.oci import docker_engine
 from trainyard.release import candidate
 from trainyard.spec import lock as locks
 from trainyard.spec import model, state
@@ -55,7 +55,7 @@ def built(folder: Path, dockerfile: str) -> str:
     """The reference of an image made of ``dockerfile`` in the context ``folder``."""
     reference = f"trainyard-test:stand-in-{secrets.token_hex(4)}"
     (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
-    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
+    ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
     return reference
 
 
@@ -69,7 +69,7 @@ def stand_in(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPat
     subprocess.run(command, check=True)
     reference = built(folder, STAND_IN.replace("{xla}", built_image("xla")))
     yield reference
-    docker_engine.client().images.remove(reference, force=True)
+    ENGINE.client.images.remove(reference, force=True)
 
 
 def unlocked_copy(folder: Path) -> model.Spec:
@@ -88,15 +88,15 @@ def nightly(stand_in: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINYARD_BASE", stand_in)
         yield found
-    docker_engine.client().images.prune(filters={"label": ["io.trainyard.target=xla-nightly"]})
+    ENGINE.client.images.prune(filters={"label": ["io.trainyard.target=xla-nightly"]})
 
 
 @pytest.fixture(scope="module")
 def made(nightly: model.Spec) -> Iterator[dict[str, object]]:
     facts = candidate.make(nightly)
     yield facts
-    for tag in docker_engine.client().images.get(str(facts["image"])).tags:
-        docker_engine.client().images.remove(tag, force=True)
+    for tag in ENGINE.client.images.get(str(facts["image"])).tags:
+        ENGINE.client.images.remove(tag, force=True)
 
 
 def test_it_is_locked_with_the_packages_of_its_base(
@@ -114,10 +114,10 @@ def test_it_is_locked_with_the_packages_of_its_base(
 
 
 def test_it_passed_everything_before_it_was_tagged(made: dict[str, object], nightly: model.Spec) -> None:
-    digest = docker_engine.digest(str(made["image"]))
+    digest = ENGINE.digest(str(made["image"]))
     passed = state.require(state_folder() / "xla-nightly", digest, "build", "verify", "smoke")
     assert passed["smoke"]["accuracy"] >= 97
-    tags = docker_engine.client().images.get(str(made["image"])).tags
+    tags = ENGINE.client.images.get(str(made["image"])).tags
     day = model.load(str(nightly.folder)).base_contents.day  # type: ignore[union-attr]
     assert any(tag.startswith(f"trainyard:xla-nightly-2.9.0-{day}-") for tag in tags), "a dated tag stays"
 
@@ -134,20 +134,20 @@ def test_its_description_has_the_versions_of_the_base(
     assert versions["torchvision"] == vision == OTHER["torchvision"]
     assert versions["torch_xla"] == "2.9.0" and "libtpu" in versions
     assert fsspec.startswith("/opt/requirements/"), "what was locked is imported, not the base's own"
-    labels = docker_engine.client().images.get(str(made["image"])).labels
+    labels = ENGINE.client.images.get(str(made["image"])).labels
     assert labels["io.trainyard.framework"] == "torch_xla==2.9.0"
 
 
 def test_nothing_of_the_base_is_stored_again(made: dict[str, object], stand_in: str) -> None:
-    below = docker_engine.client().images.get(stand_in).attrs["RootFS"]["Layers"]
-    assert docker_engine.client().images.get(str(made["image"])).attrs["RootFS"]["Layers"][: len(below)] == below
+    below = ENGINE.client.images.get(stand_in).attrs["RootFS"]["Layers"]
+    assert ENGINE.client.images.get(str(made["image"])).attrs["RootFS"]["Layers"][: len(below)] == below
 
 
 def test_a_nightly_with_incompatible_versions_is_not_tagged(
     made: dict[str, object], nightly: model.Spec, stand_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next day's base has another libtpu than its torch_xla needs: the tag does not move."""
-    before = docker_engine.digest(str(made["image"]))
+    before = ENGINE.digest(str(made["image"]))
     folder = tmp_path / "xla-nightly"
     unlocked_copy(folder)
     wrong = built(tmp_path, WRONG.replace("{stand_in}", stand_in))
@@ -155,11 +155,11 @@ def test_a_nightly_with_incompatible_versions_is_not_tagged(
     try:
         with pytest.raises((StepFailed, UserError), match=r"libtpu"):
             candidate.make(model.load(str(folder)))
-        assert docker_engine.digest(str(made["image"])) == before
+        assert ENGINE.digest(str(made["image"])) == before
         with pytest.raises(docker.errors.ImageNotFound):
-            docker_engine.client().images.get("trainyard:xla-nightly-candidate")
+            ENGINE.client.images.get("trainyard:xla-nightly-candidate")
     finally:
-        docker_engine.client().images.remove(wrong, force=True)
+        ENGINE.client.images.remove(wrong, force=True)
 
 
 def test_a_base_without_the_framework_is_refused_before_anything_is_built(

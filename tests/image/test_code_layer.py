@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import awkward_code
+from tests.engine import CONTEXT, ENGINE
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 from trainyard.spec.workspace import Site, Workspace, WorkspaceDocument
 from trainyard.workspace import code_layer
 
@@ -40,10 +40,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[code_layer.Cod
     layer = code_layer.write(
         workspace, context / "code.tar", Site("opt/requirements", "opt/requirements/bin", "/usr/bin/env python3")
     )
-    base = base_image.resolve("debian-12").reference
-    docker_engine.buildx("build", "--quiet", f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(context))
+    base = base_image.resolve(CONTEXT, "debian-12").reference
+    ENGINE.buildx("build", "--quiet", f"--build-arg=BASE={base}", f"--tag={IMAGE}", str(context))
     yield layer
-    docker_engine.untag(IMAGE)
+    ENGINE.untag(IMAGE)
 
 
 def in_container(*command: str) -> str:

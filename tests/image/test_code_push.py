@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from benchmarks.slow_registry import SlowRegistry
 
+from tests.engine import CONTEXT, ENGINE
 from tests.workspaces import lock
 from trainyard.common import settings
 from trainyard.common.settings import state_folder
 from trainyard.image import base_image, build, plan
-from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push
 from trainyard.spec import model
@@ -83,33 +83,33 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
             "org.opencontainers.image.version": TAG,
         }
         reference = f"trainyard-test:code-push-{compression}"
-        docker_engine.buildx(
+        ENGINE.buildx(
             "build",
             "--quiet",
             "--provenance=false",
-            f"--build-arg=BASE={base_image.resolve('debian-12').reference}",
+            f"--build-arg=BASE={base_image.resolve(CONTEXT, 'debian-12').reference}",
             f"--output=type=image,name={reference},oci-mediatypes=true,{build.COMPRESSIONS[compression]}",
             *(f"--label={name}={value}" for name, value in labels.items()),
             str(context),
             environment={"SOURCE_DATE_EPOCH": "1"},
         )
         made.append(reference)
-        layers: list[str] = docker_engine.image(reference, made_by="").attrs["RootFS"]["Layers"]
+        layers: list[str] = ENGINE.image(reference, made_by="").attrs["RootFS"]["Layers"]
         return layers[-1]
 
     yield make
     for reference in set(made):
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 def push(spec: Spec, address: str, server: SlowRegistry, compression: str = "zstd") -> str:
     """Push the built image as `trainyard push` does; its digest."""
     destination = f"{address}/trainyard:{TAG}"
-    image = docker_engine.image(f"trainyard-test:code-push-{compression}", made_by="")
+    image = ENGINE.image(f"trainyard-test:code-push-{compression}", made_by="")
     image.tag(destination)
     environment = {"DOCKER_CONFIG": str(server.docker_config)}
     subprocess.run(["docker", "push", "--quiet", destination], env=settings.environment(**environment), check=True)
-    docker_engine.client().api.remove_image(destination, noprune=True)
+    ENGINE.client.api.remove_image(destination, noprune=True)
     stored = Repository(f"{address}/trainyard").manifest(TAG)
     assert stored
     code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, stored.digest)
@@ -132,7 +132,7 @@ def run(reference: str, server: SlowRegistry, *command: str) -> str:
     environment = settings.environment(DOCKER_CONFIG=str(server.docker_config))
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    docker_engine.untag(reference)
+    ENGINE.untag(reference)
     return done.stdout
 
 

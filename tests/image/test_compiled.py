@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.fakes.package_index import PackageIndex, source_distribution
 from trainyard.common import settings
-from trainyard.oci import docker_engine
 from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
@@ -143,7 +143,7 @@ CUDA_COMPILER = "requires: [nvidia-cuda-nvcc=={0}, nvidia-cuda-crt=={0}, nvidia-
 @pytest.fixture(scope="module")
 def index() -> Iterator[str]:
     """Address of an index with what is made here, on the engine's bridge, where builds reach it."""
-    network = docker_engine.client().networks.get("bridge").attrs["IPAM"]["Config"][0]
+    network = ENGINE.client.networks.get("bridge").attrs["IPAM"]["Config"][0]
     own = PackageIndex()
     own.address = network.get("Gateway") or network["Subnet"].rpartition(".")[0] + ".1"
     squares = of_torch("squares", "CppExtension", {"squares/ops.cpp": SQUARES})
@@ -176,9 +176,9 @@ def trainyard(repository: Path, tmp_path: Path) -> Iterator[Callable[..., Finish
         )
 
     yield run
-    for image in docker_engine.images(label="io.trainyard.target=compiled"):
+    for image in ENGINE.images(label="io.trainyard.target=compiled"):
         for tag in image.tags:
-            docker_engine.untag(tag)
+            ENGINE.untag(tag)
 
 
 def seen() -> dict[str, object]:
@@ -191,7 +191,7 @@ def seen() -> dict[str, object]:
 
 
 def layers() -> list[str]:
-    return list(docker_engine.client().images.get("trainyard:compiled-candidate").attrs["RootFS"]["Layers"])
+    return list(ENGINE.client.images.get("trainyard:compiled-candidate").attrs["RootFS"]["Layers"])
 
 
 def test_extensions_are_compiled_and_the_image_has_no_compiler(
@@ -258,7 +258,7 @@ def test_extensions_of_torch_train_whether_or_not_they_declare_torch(
     (repository / "train.py").write_text(TORCH_TRAIN, encoding="utf-8")
     built = trainyard("image", TORCH_DOCUMENT)
     assert built.returncode == 0, built.stderr[-3000:]
-    labels = docker_engine.client().images.get("trainyard:compiled").labels
+    labels = ENGINE.client.images.get("trainyard:compiled").labels
     assert labels["io.trainyard.tested"] == "trained"
 
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 import docker
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
+from trainyard.common.docker_engine import OWNER, Engine
 from trainyard.common.errors import StepFailed
 from trainyard.image import base_image
-from trainyard.oci import docker_engine, probe_runner
+from trainyard.oci import probe_runner
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile, Sandbox
 from trainyard.spec.naming import NAME
@@ -25,12 +27,12 @@ pytestmark = pytest.mark.concurrent
 @pytest.fixture(scope="module")
 def small() -> str:
     """An image with python3 and a shell."""
-    return base_image.resolve("debian-12").reference
+    return base_image.resolve(CONTEXT, "debian-12").reference
 
 
 def left(process: int) -> dict[str, str]:
     """Return identity -> kind of what ``process`` created and is not removed."""
-    client, ours = docker_engine.client(), {"label": f"{docker_engine.OWNER}={process}"}
+    client, ours = ENGINE.client, {"label": f"{OWNER}={process}"}
     listed = {
         "container": client.containers.list(all=True, ignore_removed=True, filters=ours),  # type: ignore[arg-type]
         "volume": client.volumes.list(filters=ours),  # type: ignore[arg-type]
@@ -41,8 +43,9 @@ def left(process: int) -> dict[str, str]:
 
 RUNS = """
 import os, sys, time
+from trainyard.common.docker_engine import Engine
 from trainyard.sandbox.containers import Sandbox
-with Sandbox("test") as sandbox:
+with Sandbox(Engine(), "test") as sandbox:
     box = sandbox.create(sys.argv[1], ["sleep", "600"], volumes={sandbox.volume("data"): {"bind": "/data"}})
     box.start()
     print("running", flush=True)
@@ -68,7 +71,7 @@ def test_a_process_leaves_nothing_after_a_failure_and_ctrl_c(small: str, interru
 
 def test_a_log_is_followed_until_its_container_ends_or_its_deadline(small: str) -> None:
     script = "echo first; printf 'se'; sleep 4; printf 'cond\\nlast'"
-    with Sandbox("test", network="none") as sandbox:
+    with Sandbox(ENGINE, "test", network="none") as sandbox:
         box = sandbox.create(small, ["sh", "-c", script])
         box.start()
         started = time.monotonic()
@@ -82,7 +85,7 @@ def test_a_log_is_followed_until_its_container_ends_or_its_deadline(small: str) 
 
 def test_files_are_read_out_of_containers_and_images(small: str) -> None:
     before = left(os.getpid())  # by tests of other files in the same process
-    with Sandbox("test", network="none") as sandbox:
+    with Sandbox(ENGINE, "test", network="none") as sandbox:
         box = sandbox.create(small, ["sleep", "600"], files=containers.archive({"a/b": b"x" * 100_000}))
         assert containers.read_file(box, "/a/b") == b"x" * 100_000
         for path in ("/a/c", "/a", "/etc/os-release"):
@@ -92,8 +95,8 @@ def test_files_are_read_out_of_containers_and_images(small: str) -> None:
         assert containers.wait(box, 0) is None
         status, seconds = containers.stop(box, 1)
         assert (status, 1 <= seconds < 30) == (137, True), "PID 1 of a shell ignores SIGTERM"
-    image = docker_engine.client().images.get(small)
-    assert list(containers.files_of(image, "/usr/lib/os-release", "/none")) == ["/usr/lib/os-release"]
+    image = ENGINE.client.images.get(small)
+    assert list(containers.files_of(ENGINE, image, "/usr/lib/os-release", "/none")) == ["/usr/lib/os-release"]
     assert left(os.getpid()).keys() <= before.keys()
 
 
@@ -103,7 +106,7 @@ def with_python(small: str) -> Iterator[Callable[[str], str]]:
     made: list[str] = []
 
     def make(script: str) -> str:
-        with Sandbox("test", network="none") as sandbox:
+        with Sandbox(ENGINE, "test", network="none") as sandbox:
             text = f"#!/bin/sh\n{script}\n".encode()
             box = sandbox.create(small, ["true"])
             box.put_archive("/", containers.archive({"usr/local/bin/python3": text}, mode=0o755))
@@ -113,7 +116,7 @@ def with_python(small: str) -> Iterator[Callable[[str], str]]:
 
     yield make
     for reference in made:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,11 @@ def with_python(small: str) -> Iterator[Callable[[str], str]]:
         ("echo '{}'", r"printed no list of what is installed: python Field required$"),
     ],
 )
-def test_whatever_an_images_python_does_is_one_line(
-    with_python: Callable[[str], str], script: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_an_images_python_does_is_one_line(with_python: Callable[[str], str], script: str, said: str) -> None:
     before = left(os.getpid())
     reference = with_python(script)
-    monkeypatch.setattr(docker_engine, "_SECONDS", 3)
     with pytest.raises(StepFailed, match=rf"^{reference}: .*{said}"):
-        probe_runner.probe(reference)
+        probe_runner.probe(Engine(look_seconds=3), reference)
     assert left(os.getpid()).keys() <= before.keys()
 
 

@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests import wheels
+from tests.engine import ENGINE
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine
 
 GPT, KERAS, LORA, MAXTEXT = (ROOT / "examples" / name for name in ("gpt", "keras", "lora", "maxtext"))
 BuiltImage = Callable[[str], str]
@@ -34,7 +34,7 @@ def copy(example: Path, folder: Path) -> Path:
 
 
 def labels(reference: str) -> dict[str, str]:
-    return dict(docker_engine.client().images.get(reference).labels)
+    return dict(ENGINE.client.images.get(reference).labels)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,9 @@ def images() -> Iterator[list[str]]:
     made: list[str] = []
     yield made
     for name in made:
-        for image in docker_engine.images(label=f"io.trainyard.target={name}"):
+        for image in ENGINE.images(label=f"io.trainyard.target={name}"):
             for tag in image.tags:
-                docker_engine.client().images.remove(tag, force=True)
+                ENGINE.client.images.remove(tag, force=True)
 
 
 def made(command: Path, folder: Path, images: list[str]) -> dict[str, str]:

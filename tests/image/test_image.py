@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
 from trainyard.common.settings import state_folder
-from trainyard.oci import docker_engine
 from trainyard.spec import model, state
 from trainyard.spec.naming import FILE_EPOCH
 
@@ -92,7 +92,7 @@ def test_importing_the_framework_compiles_nothing(target: str, built_image: Buil
 
 
 def test_its_labels_describe_what_it_was_built_from(target: str, built_image: BuiltImage) -> None:
-    image = docker_engine.client().images.get(built_image(target))
+    image = ENGINE.client.images.get(built_image(target))
     labels, loaded = image.labels, model.load(target)
     assert labels["io.trainyard.target"] == target
     assert labels["io.trainyard.framework"] == f"{loaded.framework.name}=={loaded.version}"
@@ -120,7 +120,7 @@ def test_its_users_do_not_say_on_which_day_it_was_built(target: str, built_image
 
 def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> None:
     """If the index or the base of the spec was unreachable, the result names what was used instead."""
-    image = docker_engine.client().images.get(built_image(target))
+    image = ENGINE.client.images.get(built_image(target))
     built = state.require(state_folder() / target, str(image.id), "build")["build"]
     loaded = model.load(target)
     fell_back = built["index"] != loaded.framework.index
@@ -130,7 +130,7 @@ def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> Non
 
 
 def test_it_passed_everything_under_its_digest(target: str, built_image: BuiltImage) -> None:
-    digest = str(docker_engine.client().images.get(built_image(target)).id)
+    digest = str(ENGINE.client.images.get(built_image(target)).id)
     passed = state.require(state_folder() / target, digest, "build", "verify", "smoke")
     assert passed["smoke"]["accuracy"] >= 97
     assert passed["smoke"]["tpu_states"][:2] == ["CREATING", "CREATING"], "the launcher waited for the TPU"

@@ -15,11 +15,11 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests.engine import ENGINE
 from tests.image.registry import running
 from tests.workspaces import write_lock
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import dockerfile
-from trainyard.oci import docker_engine
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
@@ -60,11 +60,11 @@ def start(*names: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def tagged(name: str) -> list[str]:
-    return [tag for image in docker_engine.images() for tag in image.tags if f":{name}" in tag]
+    return [tag for image in ENGINE.images() for tag in image.tags if f":{name}" in tag]
 
 
 def test_a_target_that_fails_does_not_stop_the_others_and_has_a_reason(built_image: BuiltImage, write: Write) -> None:
-    digest = docker_engine.digest(built_image("tf-cpu"))
+    digest = ENGINE.digest(built_image("tf-cpu"))
     process = start("tf-cpu", write("broken"))
     out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
@@ -115,4 +115,4 @@ def test_a_full_disk_is_reported_and_nothing_is_tagged(write: Write, tmp_path: P
     assert "the engine's disk is full: 'docker system df' shows what uses it" in json.loads(out)["full"]["reason"]
     assert tagged("full") == [] and "Traceback" not in err
     with pytest.raises(docker.errors.ImageNotFound):
-        docker_engine.client().images.get("trainyard:full")
+        ENGINE.client.images.get("trainyard:full")

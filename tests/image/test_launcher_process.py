@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from trainyard.oci import docker_engine
+from tests.engine import ENGINE
+from trainyard.common.docker_engine import resource_labels
 
 pytestmark = pytest.mark.concurrent
 
@@ -107,10 +108,10 @@ def start(built_image: Callable[[str], str]) -> Iterator[Start]:
     made: list[Container] = []
 
     def run(*words: str, **options: Any) -> Started:
-        container = docker_engine.client().containers.create(
+        container = ENGINE.client.containers.create(
             built_image("tf-cpu"),
             list(words),
-            labels=docker_engine.resource_labels("test"),
+            labels=resource_labels("test"),
             **{"network_mode": "none", **options},
         )
         made.append(container)
@@ -321,7 +322,5 @@ def test_sigterm_ends_the_wait_for_the_name_of_node_0(start: Start) -> None:
 
 @pytest.mark.big("xla")
 def test_the_launchers_layer_is_the_same_blob_in_every_image(built_image: Callable[[str], str]) -> None:
-    layers = [
-        docker_engine.client().images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")
-    ]
+    layers = [ENGINE.client.images.get(built_image(target)).attrs["RootFS"]["Layers"] for target in ("tf-cpu", "xla")]
     assert layers[0][-1] == layers[1][-1]

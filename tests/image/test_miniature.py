@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
+from tests.engine import ENGINE
 from tests.fakes import package_index
 from tests.image.conftest import Finished
 from tests.image.registry import running
 from tests.miniature import Miniature, torch, torch_xla
 from trainyard.image.smoke_containers import ENDPOINT, SmokeSandbox
-from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.sandbox.containers import lines_of, wait
 
@@ -56,9 +56,9 @@ def test_a_target_is_built_verified_and_trained_before_it_is_tagged(made: dict[s
     assert trained["tpu_states"][:2] == ["CREATING", "CREATING"], "the launcher waited for the TPU"
     assert trained["resumed_from"] > 0 and trained["restricted"] and trained["killed_while_saving"]
     assert (trained["processes"], trained["worker_processes"], trained["notes"]) == (2, 2, [])
-    tags = docker_engine.client().images.get("trainyard:mini").tags
+    tags = ENGINE.client.images.get("trainyard:mini").tags
     assert any(tag.startswith("trainyard:mini-2.9.1-") for tag in tags)
-    assert docker_engine.digest("trainyard:mini") == made["digest"]
+    assert ENGINE.digest("trainyard:mini") == made["digest"]
 
 
 def test_a_second_image_of_the_same_inputs_has_the_same_digest(made: dict[str, Any], miniature: Miniature) -> None:
@@ -76,7 +76,7 @@ def test_an_image_that_learns_too_little_is_not_tagged(made: dict[str, Any], min
     done = miniature.call("image", "mini-strict")
     assert done.returncode == 1
     assert "is below the floor of 99.9 %" in done.stderr.splitlines()[-1]
-    assert not docker_engine.images("trainyard:mini-strict")
+    assert not ENGINE.images("trainyard:mini-strict")
 
 
 def test_what_passed_is_pushed_and_promoted(made: dict[str, Any], miniature: Miniature, server: str) -> None:
@@ -166,7 +166,7 @@ def test_a_version_of_a_target_is_built_under_its_name_with_its_provenance(
     miniature.run("lock", "mini-2.8")
     miniature.run("render")
     built = miniature.json("build", "mini-2.8")
-    labels = docker_engine.image(built["digest"], made_by="").labels
+    labels = ENGINE.image(built["digest"], made_by="").labels
     assert labels["io.trainyard.framework"] == "torch==2.8.0" and labels["io.trainyard.target"] == "mini-2.8"
 
 
@@ -213,12 +213,12 @@ def base(miniature: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Iter
         site = "/opt/venv/lib/python3.11/site-packages"
         (folder / "Dockerfile").write_text(BASE.format(python=python, site=site), encoding="utf-8")
         made[version] = f"trainyard-test:mini-base-{version}"
-        docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder))
+        ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={made[version]}", str(folder))
         return made[version]
 
     yield build
     for reference in made.values():
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 @pytest.fixture(scope="module")
@@ -241,14 +241,14 @@ def days(base: Callable[[str], str], miniature: Miniature, server: str) -> dict[
 
 def test_each_day_is_locked_trained_and_tagged_with_its_framework(days: dict[str, dict[str, Any]]) -> None:
     for version, made in days.items():
-        labels = docker_engine.image(made["digest"], made_by="").labels
+        labels = ENGINE.image(made["digest"], made_by="").labels
         assert labels["io.trainyard.framework"] == f"torch_xla=={version}"
         assert made["smoke"]["accuracy"] >= 90 and made["smoke"]["tpu_states"][-1] == "READY"
 
 
 def test_nothing_of_the_base_is_stored_again(days: dict[str, dict[str, Any]], base: Callable[[str], str]) -> None:
-    below = docker_engine.image(base(XRT), made_by="").attrs["RootFS"]["Layers"]
-    assert docker_engine.image(days[XRT]["digest"], made_by="").attrs["RootFS"]["Layers"][: len(below)] == below
+    below = ENGINE.image(base(XRT), made_by="").attrs["RootFS"]["Layers"]
+    assert ENGINE.image(days[XRT]["digest"], made_by="").attrs["RootFS"]["Layers"][: len(below)] == below
 
 
 def test_a_nightly_is_rolled_back_to_the_day_before(
@@ -274,7 +274,7 @@ def test_a_base_without_the_framework_is_refused_before_anything_is_built(
 def devices(digest: str, *, rehearse: bool) -> tuple[int | None, list[str]]:
     """Exit status and lines of a trainer that is started with TPU_CONFIG, beside a fake of the TPU API."""
     script = "from trainers.torch import digits; print('device', digits.device())"
-    with SmokeSandbox(digest, {}) as sandbox:
+    with SmokeSandbox(ENGINE, digest, {}) as sandbox:
         environment = {} if rehearse else {"LAUNCHER_REHEARSE": ""}
         container = sandbox.start("--", "python3", "-c", script, environment=environment)
         return wait(container, 120), lines_of(container)

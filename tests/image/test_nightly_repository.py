@@ -15,6 +15,7 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
 from tests.image.small_images import wheel
 from tests.workspaces import relock
@@ -24,7 +25,6 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.spec import model
 from trainyard.spec.naming import LABELS
 
@@ -91,19 +91,18 @@ class Nightly:
         # Layers that the cache has with zstd need OCI media types, or the engine cannot pull them.
         output = f"--output=type=image,name={self.reference},oci-mediatypes=true"
         options = ("--quiet", output, "--provenance=false")
-        docker_engine.buildx("build", *options, str(context))
-        docker_engine.client().images.push(self.reference)
-        base_image._registry_digest.cache_clear()
-        return docker_engine.digest(self.reference)
+        ENGINE.buildx("build", *options, str(context))
+        ENGINE.client.images.push(self.reference)
+        return ENGINE.digest(self.reference)
 
 
 @pytest.fixture
 def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly]:
     """The registry whose nightly is the base of xla-nightly."""
-    debian = base_image.resolve("debian-12").reference
+    debian = base_image.resolve(CONTEXT, "debian-12").reference
     options = ("--quiet", "--load", "--provenance=false", f"--tag={SYSTEM}", "--target=system")
     file = f"--file={ROOT / 'images' / 'xla' / 'Dockerfile'}"  # on Debian 12, too
-    docker_engine.buildx("build", *options, file, f"--build-arg=BASE={debian}", str(ROOT))
+    ENGINE.buildx("build", *options, file, f"--build-arg=BASE={debian}", str(ROOT))
     with running.container() as server:
         stop = server.get_wrapped_container().stop
         found = Nightly(running.address(server), lambda: stop(timeout=1), tmp_path / "nightly")
@@ -112,10 +111,9 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nightly
         )
         monkeypatch.setitem(model.bases(), "xla-nightly", wanted)
         yield found
-    for image in docker_engine.images(f"{found.registry}/xla"):
-        docker_engine.client().images.remove(image.id, force=True)
-    docker_engine.untag(SYSTEM)
-    base_image._registry_digest.cache_clear()
+    for image in ENGINE.images(f"{found.registry}/xla"):
+        ENGINE.client.images.remove(image.id, force=True)
+    ENGINE.untag(SYSTEM)
 
 
 @pytest.fixture
@@ -128,8 +126,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     (folder / "train.py").write_text(TRAIN, encoding="utf-8")
     monkeypatch.chdir(folder)
     yield folder
-    for image in docker_engine.images(label=f"{LABELS}.target={NAME}"):
-        docker_engine.client().images.remove(image.id, force=True)
+    for image in ENGINE.images(label=f"{LABELS}.target={NAME}"):
+        ENGINE.client.images.remove(image.id, force=True)
 
 
 @pytest.fixture
@@ -166,13 +164,13 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     assert not {"torch", "torch-xla", "torchvision", "libtpu", "fsspec"} & locked.keys(), "the base has them"
     assert locked["gcsfs"] == "2025.3.0", "the release for the base's fsspec"
 
-    image = docker_engine.image(made["digest"], made_by="")
-    below = docker_engine.image(nightly.reference, made_by="").attrs["RootFS"]["Layers"]
+    image = ENGINE.image(made["digest"], made_by="")
+    below = ENGINE.image(nightly.reference, made_by="").attrs["RootFS"]["Layers"]
     assert image.attrs["RootFS"]["Layers"][: len(below)] == below, "nothing of the base is stored again"
     assert image.labels["org.opencontainers.image.base.digest"] == first
     assert image.labels[f"{LABELS}.framework"] == "torch_xla==2.10.0+git1111111"
     assert (image.labels[f"{LABELS}.extends"], image.labels[f"{LABELS}.tested"]) == ("xla-nightly", "trained")
-    assert verify.verify(spec, str(made["image"]))["passed"]
+    assert verify.verify(ENGINE, spec, str(made["image"]))["passed"]
     printed = run_it()
     assert f"loss 0.5 2.10.0.dev20261121+cpu 2.10.0+git1111111 2025.3.0 {locked['tqdm']}\n" in printed
     assert "from /usr/local/lib/python3.11/dist-packages/fsspec/" in printed
@@ -199,11 +197,10 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
 
     nightly.stop()
     for reference in (nightly.reference, f"{nightly.reference}@{first}", f"{nightly.reference}@{second}"):
-        docker_engine.untag(reference)
-    base_image._registry_digest.cache_clear()
+        ENGINE.untag(reference)
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     built = json.loads(trainyard("image", "--json"))
-    assert docker_engine.image(built["digest"], made_by="").attrs["RootFS"] == image.attrs["RootFS"]
+    assert ENGINE.image(built["digest"], made_by="").attrs["RootFS"] == image.attrs["RootFS"]
 
 
 def test_a_requirement_that_contradicts_the_nightly_stops_before_anything_is_built(
@@ -219,4 +216,4 @@ def test_a_requirement_that_contradicts_the_nightly_stops_before_anything_is_bui
         relock(model.load(None))
     assert not (repository / "trainyard.lock").exists()
     with pytest.raises(docker.errors.ImageNotFound):
-        docker_engine.client().images.get(f"trainyard:{NAME}-candidate")
+        ENGINE.client.images.get(f"trainyard:{NAME}-candidate")

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
+from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
 from tests.image.registry import running
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import base_image, dockerfile, fallback, target_lock
-from trainyard.oci import docker_engine
+from trainyard.image import dockerfile, fallback, target_lock
 from trainyard.oci.registry import Repository
 from trainyard.release import candidate, promotion, publish
 from trainyard.spec import lock as locks
@@ -62,7 +63,7 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     built_image: Callable[[str], str], address: str, tmp_path: Path
 ) -> None:
     spec = model.load(TARGET)
-    labels = docker_engine.image(built_image(TARGET), made_by="build").labels
+    labels = ENGINE.image(built_image(TARGET), made_by="build").labels
     assert labels["io.trainyard.framework"] == f"tensorflow=={spec.version}"
     assert f"-{spec.version}-{spec.day}-" in labels["org.opencontainers.image.version"]
     first = at_registry(spec, address)
@@ -105,14 +106,14 @@ def test_the_newest_is_locked_passes_and_is_promoted(address: str, tmp_path: Pat
 def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
+    monkeypatch.setattr(Engine, "digest_at_registry", lambda *_: (None, "no such host"))
     spec, reason = fallback.choose(model.load("xla-nightly"))
     assert reason
     made = candidate.make(spec)
     try:
         assert made["image"] == "trainyard:xla-nightly-fallback"
         assert made["plan"].notes[0].startswith("this is not xla-nightly: ")
-        assert not docker_engine.images(label="io.trainyard.target=xla-nightly")
+        assert not ENGINE.images(label="io.trainyard.target=xla-nightly")
         pushed = publish.push_attached(spec, address, None)
         assert f"/trainyard:xla-nightly-fallback-{spec.version}-" in pushed["tag"]
         for target in (spec, model.load("xla-nightly")):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
 from tests.image.small_images import from_cache
 from trainyard.common import settings
 from trainyard.image import base_image, package_index
-from trainyard.oci import docker_engine
 
 pytestmark = pytest.mark.concurrent
 
@@ -24,12 +24,12 @@ def base_at_a_registry() -> Iterator[tuple[str, Callable[[], object]]]:
     """The base of Debian images at a registry, by digest, and a function that stops the registry."""
     with running.container() as registry:
         reference = f"{running.address(registry)}/debian:12"
-        image = docker_engine.client().images.get(base_image.resolve("debian-12").reference)
+        image = ENGINE.client.images.get(base_image.resolve(CONTEXT, "debian-12").reference)
         image.tag(reference)
         try:
-            docker_engine.client().images.push(reference)
+            ENGINE.client.images.push(reference)
         finally:
-            docker_engine.untag(reference)
+            ENGINE.untag(reference)
         stopped = registry.get_wrapped_container().stop
         yield f"{reference.rpartition(':')[0]}@{image.id}", lambda: stopped(timeout=1)
 
@@ -44,7 +44,7 @@ def trainyard(*words: str, network: bool, **variables: str) -> subprocess.Comple
 
 def layers_and_labels() -> tuple[list[str], dict[str, str]]:
     """Not the digest: BuildKit gives a base without a history, as an imported one, another time in the two cases."""
-    image = docker_engine.client().images.get("trainyard:small-candidate")
+    image = ENGINE.client.images.get("trainyard:small-candidate")
     return list(image.attrs["RootFS"]["Layers"]), dict(image.labels)
 
 
@@ -73,7 +73,7 @@ def test_a_fetched_image_is_built_without_index_registry_and_network(
     fetched = trainyard("fetch", target, network=True, **variables)
     assert fetched.returncode == 0, fetched.stderr[-2000:]
     stop_registry()
-    docker_engine.untag(base)
+    ENGINE.untag(base)
 
     wheels = tmp_path / "index" / "torch"
     for wheel in wheels.iterdir():

@@ -14,10 +14,10 @@ import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests import own_repositories, wheels
+from tests.engine import ENGINE
 from tests.image.registry import running
 from tests.miniature import Miniature
 from tests.own_repositories import Repository
-from trainyard.oci import docker_engine
 from trainyard.spec.naming import LABELS
 
 pytestmark = pytest.mark.concurrent
@@ -76,8 +76,8 @@ def user(command: Path, server: DockerRegistryContainer, tmp_path: Path) -> Iter
 
     yield start
     for name in made:
-        for image in docker_engine.images(label=f"{LABELS}.target={name}"):
-            docker_engine.client().images.remove(image.id, force=True)
+        for image in ENGINE.images(label=f"{LABELS}.target={name}"):
+            ENGINE.client.images.remove(image.id, force=True)
 
 
 def described(user: User, repository: Repository) -> None:
@@ -101,7 +101,7 @@ def test_a_repository_is_run_pushed_edited_and_rehearsed(
     described(mine, repository)
 
     built = json.loads(mine.run("image", "--json"))
-    labels = docker_engine.image(built["digest"], made_by="").labels
+    labels = ENGINE.image(built["digest"], made_by="").labels
     assert (labels[f"{LABELS}.extends"], labels[f"{LABELS}.tested"]) == (repository.target, "trained")
     if repository is own_repositories.SMALL:
         assert labels["org.opencontainers.image.licenses"] == "MIT"
@@ -143,7 +143,7 @@ def test_notebooks_get_an_environment_which_says_that_nothing_of_them_ran(user: 
     described(mine, repository)
     built = json.loads(mine.run("image", "--json"))
     assert built["smoke"]["level"] == "environment"
-    labels = docker_engine.image(built["digest"], made_by="").labels
+    labels = ENGINE.image(built["digest"], made_by="").labels
     assert labels[f"{LABELS}.tested"] == "environment" and "org.opencontainers.image.licenses" not in labels
     done = mine.call("push", f"--registry={mine.registry}")
     assert done.returncode == 0 and "tested: environment" in done.stderr.splitlines(), done.stderr
@@ -166,4 +166,4 @@ def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file
         f"image: src/smallnet/train.py:{line}: ModuleNotFoundError: No module named 'tqdm': add it to "
         "requirements in trainyard.yaml"
     )
-    assert not docker_engine.images(f"trainyard:{repository.name}")
+    assert not ENGINE.images(f"trainyard:{repository.name}")

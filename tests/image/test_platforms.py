@@ -15,14 +15,16 @@ import docker.errors
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
+from tests.engine import ENGINE
 from tests.image.registry import running
 from trainyard.common import settings
+from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine, image_index, layers, registry
+from trainyard.oci import image_index, layers, registry
 from trainyard.oci.registry import Repository
 from trainyard.release import platform_index
-from trainyard.spec import naming
+from trainyard.spec import architectures, naming
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.model import load
 
@@ -55,18 +57,18 @@ def small(tmp_path: Path) -> Iterator[Callable[[Architecture], str]]:
         (folder / "Dockerfile").write_text(LABELS.format(arch=architecture.name), encoding="utf-8")
         made.append(f"trainyard-test:small-{architecture.name}")
         words = [f"--platform={architecture.platform}", "--provenance=false", f"--tag={made[-1]}", str(folder)]
-        docker_engine.buildx("build", "--quiet", "--load", *words)
+        ENGINE.buildx("build", "--quiet", "--load", *words)
         return made[-1]
 
     yield make
     for reference in made:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 def file_in(reference: str, architecture: Architecture) -> str:
     """The text of /file in a container for an architecture, which is not started."""
-    container = docker_engine.client().containers.create(
-        reference, ["none"], platform=architecture.platform, labels=docker_engine.resource_labels("test")
+    container = ENGINE.client.containers.create(
+        reference, ["none"], platform=architecture.platform, labels=resource_labels("test")
     )
     try:
         stream, _ = container.get_archive("/file")
@@ -84,21 +86,21 @@ def test_one_reference_gives_each_platform_its_image(address: str, small: Callab
     digests = {}
     for architecture in (AMD64, ARM64):
         destination = f"{repository.name}:{architecture.name}"
-        docker_engine.image(small(architecture), made_by="test").tag(repository.name, architecture.name)
-        for _ in registry.push(destination):
+        ENGINE.image(small(architecture), made_by="test").tag(repository.name, architecture.name)
+        for _ in registry.push(ENGINE, destination):
             pass
-        docker_engine.untag(destination)
-        digests[architecture] = str(registry.digest_of(destination))
+        ENGINE.untag(destination)
+        digests[architecture] = str(registry.digest_of(ENGINE, destination))
     index = platform_index.make(repository, digests)
     repository.put(index.manifest, index.tag)
     reference = f"{repository.name}:{index.tag}"
-    assert registry.digest_of(reference) == index.manifest.digest, "the registry keeps its bytes"
+    assert registry.digest_of(ENGINE, reference) == index.manifest.digest, "the registry keeps its bytes"
     for architecture in (ARM64, AMD64):
         try:
-            docker_engine.pull(reference, architecture)
+            ENGINE.pull(reference, architecture.platform)
             assert file_in(reference, architecture) == architecture.name
         finally:
-            docker_engine.untag(reference)
+            ENGINE.untag(reference)
     found = json.loads(repository.existing(index.tag).body)
     assert image_index.images(found) == {one.platform: digest for one, digest in digests.items()}
 
@@ -109,14 +111,14 @@ def test_programs_for_another_architecture_are_found(tmp_path: Path, small: Call
     (tmp_path / "program").write_bytes(Path("/proc/self/exe").resolve().read_bytes())
     name = "trainyard-test:foreign"
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
-    docker_engine.buildx("build", "--quiet", "--load", *words)
+    ENGINE.buildx("build", "--quiet", "--load", *words)
     try:
-        stored = layers.read(name, "")
+        stored = layers.read(ENGINE, name, "")
     finally:
-        docker_engine.untag(name)
+        ENGINE.untag(name)
     machines = {path: machine for layer in stored.layers for path, machine in layer.contents.machines.items()}
     assert stored.config["architecture"] == "arm64"
-    assert machines == {"usr/bin/program": docker_engine.architecture().elf}
+    assert machines == {"usr/bin/program": architectures.of_engine(ENGINE).elf}
 
 
 # --- for real, under emulation: make test ALL=1 on a host where `make setup EMULATION=1` ran --------------------------
@@ -133,7 +135,7 @@ def emulated(built_image: Callable[[str], str]) -> str:
 
 def stages(reference: str, arch: str) -> dict[str, str]:
     dockerfile = load("tf-cpu", arch).dockerfile().read_text(encoding="utf-8")
-    return {layer.stage: layer.digest for layer in layers.read(reference, dockerfile).layers}
+    return {layer.stage: layer.digest for layer in layers.read(ENGINE, reference, dockerfile).layers}
 
 
 @pytest.mark.big("tf-cpu")
@@ -161,7 +163,7 @@ def test_an_arm64_image_of_a_pushed_index_trains(emulated: str, address: str, ma
         assert trained.returncode == 0, trained.stderr
         assert "Epoch 1" in trained.stdout + trained.stderr
     finally:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 TRAIN = """\
@@ -207,9 +209,9 @@ def workspace(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
         return dict(json.loads(done.stdout))
 
     yield run
-    for image in docker_engine.images():
+    for image in ENGINE.images():
         if image.labels.get(f"{naming.LABELS}.target") == "platforms-test":
-            docker_engine.client().images.remove(image.id, force=True)
+            ENGINE.client.images.remove(image.id, force=True)
 
 
 @pytest.mark.big("tf-cpu")
@@ -219,8 +221,8 @@ def test_a_users_repository_is_compiled_run_pushed_and_edited_for_both_platforms
     workspace("lock")
     for arch in ("amd64", "arm64"):
         made = workspace("image", ARCH=arch)
-        assert docker_engine.architecture_of(made["digest"]).name == arch
-        assert docker_engine.image(made["digest"], made_by="").labels[f"{naming.LABELS}.tested"] == "trained"
+        assert ENGINE.architecture_of(made["digest"]) == arch
+        assert ENGINE.image(made["digest"], made_by="").labels[f"{naming.LABELS}.tested"] == "trained"
     pushed = workspace("push", f"--registry={address}/own")
     assert list(pushed["images"]) == ["linux/amd64", "linux/arm64"]
     (tmp_path / "repository" / "train.py").write_text(TRAIN.replace("first", "second"), encoding="utf-8")
@@ -238,11 +240,11 @@ def test_a_program_of_the_build_machine_in_an_arm64_image_is_refused(emulated: s
     (tmp_path / "program").write_bytes(Path("/proc/self/exe").resolve().read_bytes())
     name = "trainyard-test:planted"
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
-    docker_engine.buildx("build", "--quiet", "--load", *words)
+    ENGINE.buildx("build", "--quiet", "--load", *words)
     try:
-        _, found = verify.examine(load("tf-cpu", "arm64"), name)
+        _, found = verify.examine(ENGINE, load("tf-cpu", "arm64"), name)
     finally:
-        docker_engine.untag(name)
+        ENGINE.untag(name)
     (finding,) = found["binaries_are_for_the_architecture"]
     assert finding.where == "/usr/local/bin/program in layer added" and finding.fails
 
@@ -252,4 +254,4 @@ def test_an_arm64_image_is_reproducible(emulated: str, make: Run) -> None:
     found = make("reproduce", TARGET="tf-cpu", ARCH="arm64", timeout=3000)
     assert found.returncode == 0, found.stderr
     with pytest.raises(docker.errors.ImageNotFound):
-        docker_engine.client().images.get("trainyard:tf-cpu-arm64-reproduce")
+        ENGINE.client.images.get("trainyard:tf-cpu-arm64-reproduce")

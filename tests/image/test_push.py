@@ -17,11 +17,12 @@ import pytest
 import requests
 from testcontainers.community.registry import DockerRegistryContainer
 
+from tests.engine import ENGINE
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine, layers, registry
+from trainyard.oci import layers, registry
 from trainyard.oci.reference import Reference
 from trainyard.release import publish
 from trainyard.spec import state
@@ -70,16 +71,16 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         reference = f"trainyard-test:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
-        docker_engine.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
+        ENGINE.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
-        facts = {"passed": True} | verify.described(layers.read(reference, text))
+        facts = {"passed": True} | verify.described(layers.read(ENGINE, reference, text))
         for step in passed:
-            state.record(state_folder() / spec.target, step, docker_engine.digest(reference), facts)
+            state.record(state_folder() / spec.target, step, ENGINE.digest(reference), facts)
         return reference
 
     yield image
     for reference in made:
-        docker_engine.client().images.remove(reference, force=True)
+        ENGINE.client.images.remove(reference, force=True)
 
 
 def uploads(server: DockerRegistryContainer) -> int:
@@ -112,14 +113,14 @@ def test_a_push_uploads_the_digest_that_passed_and_reports_every_byte(
     before = uploads(server)
     pushed = publish.push(spec, address, reference=reference)
     digest, manifest, length = at_registry(pushed)
-    assert pushed["digest"] == docker_engine.digest(reference) == digest
+    assert pushed["digest"] == ENGINE.digest(reference) == digest
     assert pushed["reference"] == f"{address}/trainyard@{digest}" and pushed["tag"] == f"{address}/trainyard:{TAG}"
     sizes = [layer["size"] for layer in manifest["layers"]] + [manifest["config"]["size"]]
     assert [blob["size"] for blob in pushed["blobs"]] == sizes
     assert all(blob["uploaded"] for blob in pushed["blobs"])
     assert pushed["bytes_uploaded"] == sum(sizes) + length
     assert uploads(server) - before == len(sizes)
-    assert docker_engine.image(reference, made_by="").tags == [reference], "the registry's tag is not kept locally"
+    assert ENGINE.image(reference, made_by="").tags == [reference], "the registry's tag is not kept locally"
 
 
 def test_a_second_push_uploads_nothing(
@@ -184,8 +185,8 @@ def test_a_registry_with_a_full_disk_is_one_line_and_leaves_no_tag(spec: Spec, m
         with pytest.raises(StepFailed, match="its disk may be full") as failed:
             publish.push(spec, address, reference=reference)
         assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
-        assert registry.digest_of(f"{address}/trainyard:{TAG}") is None
-    assert docker_engine.image(reference, made_by="").tags == [reference]
+        assert registry.digest_of(ENGINE, f"{address}/trainyard:{TAG}") is None
+    assert ENGINE.image(reference, made_by="").tags == [reference]
 
 
 def run(registry_address: str, config: Path) -> subprocess.CompletedProcess[str]:
@@ -206,7 +207,7 @@ def log_in(folder: Path, host: str, password: str) -> Path:
 def test_the_image_that_passed_is_pushed_to_a_registry_with_credentials(
     built_image: Callable[[str], str], tmp_path: Path
 ) -> None:
-    digest = docker_engine.digest(built_image("tf-cpu"))
+    digest = ENGINE.digest(built_image("tf-cpu"))
     with running.container(username="someone", password="right") as guarded:
         host = running.address(guarded)
         for name, config in {

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.engine import ENGINE
+from trainyard.common.docker_engine import OWNER
 from trainyard.common.settings import ROOT
-from trainyard.oci import docker_engine
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
@@ -396,8 +397,8 @@ def test_a_later_rehearsal_can_write_to_the_same_buckets(built_image: Callable[[
 
 def created_by(pid: int) -> list[str]:
     """Names of the containers and networks that process ``pid`` created."""
-    wanted: dict[str, Any] = {"label": f"{docker_engine.OWNER}={pid}"}
-    client = docker_engine.client()
+    wanted: dict[str, Any] = {"label": f"{OWNER}={pid}"}
+    client = ENGINE.client
     return [
         str(one.name)
         for one in (*client.containers.list(all=True, filters=wanted), *client.networks.list(filters=wanted))

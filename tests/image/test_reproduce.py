@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.workspaces import write_lock
 from trainyard import cli
 from trainyard.image import build, dockerfile
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import image_store
 from trainyard.release import reproduce
 from trainyard.spec import model as spec
 
@@ -55,7 +56,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def leftovers() -> list[str]:
-    return [tag for image in docker_engine.images() for tag in image.tags if tag.startswith("trainyard:tiny")]
+    return [tag for image in ENGINE.images() for tag in image.tags if tag.startswith("trainyard:tiny")]
 
 
 def test_two_equal_builds_have_no_differences(write: Write) -> None:
@@ -70,9 +71,9 @@ def test_layers_are_compressed_as_configured(compression: str, write: Write) -> 
     target, reference = spec.load(write("")), "trainyard:tiny-packed"
     build.build(target, compression=compression, name=reference)
     try:
-        documents = [json.loads(text) for text in image_store.documents(reference).values()]
+        documents = [json.loads(text) for text in image_store.documents(ENGINE, reference).values()]
     finally:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
     kinds = [layer["mediaType"] for one in documents for layer in one.get("layers", [])]
     assert kinds == [f"application/vnd.oci.image.layer.v1.tar+{compression}"]
 
@@ -80,7 +81,7 @@ def test_layers_are_compressed_as_configured(compression: str, write: Write) -> 
 def test_planted_differences_are_found_with_their_reason_and_no_others(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = docker_engine.cached()
+    before = ENGINE.cached().keys()
     assert cli.run(["reproduce", write(PLANTED), "--json"]) == 1
     out, err = capsys.readouterr()
     assert "reproduce: tiny is not reproducible: 3 differences in framework" in err
@@ -93,6 +94,6 @@ def test_planted_differences_are_found_with_their_reason_and_no_others(
     assert "list of installed packages" in found["opt/x.dist-info/RECORD"]["cause"]
     assert leftovers() == []
     # The builds left nothing in the cache either.
-    made = docker_engine.cached() - before
-    records = docker_engine.buildx("du", "--verbose").split("\n\n")
+    made = ENGINE.cached().keys() - before
+    records = ENGINE.buildx("du", "--verbose").split("\n\n")
     assert not [one for one in records if "date +%N" in one and any(identity in one for identity in made)]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import base_image, smoke_command, smoke_test
-from trainyard.oci import docker_engine
 from trainyard.release import candidate
 from trainyard.spec import model, state
 
@@ -70,7 +70,7 @@ def tar_of(files: dict[str, tuple[bytes, int]], *more: str) -> bytes:
 @pytest.fixture(scope="module")
 def launcher_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The system packages of every image, and the launcher."""
-    base = base_image.resolve(model.load("cpu").base).reference
+    base = base_image.resolve(CONTEXT, model.load("cpu").base).reference
     tag = "trainyard-test:smoke-system"
     build(ROOT, f"--file={ROOT}/images/cpu/Dockerfile", "--target=system", f"--build-arg=BASE={base}", f"--tag={tag}")
     dockerfile = tmp_path_factory.mktemp("launcher") / "Dockerfile"
@@ -79,7 +79,7 @@ def launcher_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     build(ROOT, f"--file={dockerfile}", f"--tag={name}")
     yield name
     for one in (name, tag):
-        docker_engine.untag(one)
+        ENGINE.untag(one)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
 
     yield write
     for tag in made:
-        docker_engine.untag(tag)
+        ENGINE.untag(tag)
 
 
 def passes(made: Made) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def test_a_command_that_cannot_start_is_refused_with_the_line_of_the_file(
 ) -> None:
     made = make(f"run: {run}", **files)
     assert fails(made) == line
-    assert state.recall(state_folder() / "mine", "smoke", docker_engine.digest(made[1])) is None
+    assert state.recall(state_folder() / "mine", "smoke", ENGINE.digest(made[1])) is None
 
 
 @pytest.mark.parametrize(
@@ -462,19 +462,19 @@ def own_dockerfile(launcher_image: str, tmp_path: Path) -> Iterator[Callable[...
         return tag
 
     yield write
-    docker_engine.untag(tag)
+    ENGINE.untag(tag)
 
 
 def subject_of(tag: str, spec: model.Spec | None = None) -> smoke_command.Subject:
-    image = docker_engine.client().images.get(tag)
+    image = ENGINE.client.images.get(tag)
     return candidate.subject(image, tag, spec.workspace if spec else None)
 
 
 def test_an_image_of_the_users_own_dockerfile_is_started_with_its_command(own_dockerfile: Callable[..., str]) -> None:
     text = "import sys\nassert sys.argv[1:] == ['--help'], sys.argv\n"
-    facts = smoke_command.check(subject_of(own_dockerfile('["python3", "train.py"]', text)))
+    facts = smoke_command.check(ENGINE, subject_of(own_dockerfile('["python3", "train.py"]', text)))
     assert (facts["level"], facts["command"]) == ("started", ["python3", "train.py"])
-    facts = smoke_command.check(subject_of(own_dockerfile("[]", text)))
+    facts = smoke_command.check(ENGINE, subject_of(own_dockerfile("[]", text)))
     assert facts["command"] == ["python3", "/app/train.py"], "the default trainer of the image"
 
 
@@ -483,14 +483,14 @@ def test_an_image_of_the_users_own_dockerfile_is_run_as_trainyard_yaml_says(
 ) -> None:
     spec, _ = make("run: python3 train.py\nsmoke: {args: --epochs=1, expect: loss}", **{"train.py": "\n\nimport x\n"})
     tag = own_dockerfile("[]", "import sys\nprint('loss', sys.argv[1:])\nassert sys.argv[1:] == ['--epochs=1']\n")
-    assert smoke_command.check(subject_of(tag, spec))["level"] == "trained"
+    assert smoke_command.check(ENGINE, subject_of(tag, spec))["level"] == "trained"
     tag = own_dockerfile("[]", "\n\nimport x\n")
     with pytest.raises(StepFailed, match=f"^train.py:3: {MISSING} 'x'"):
-        smoke_command.check(subject_of(tag, spec))
+        smoke_command.check(ENGINE, subject_of(tag, spec))
 
 
 def test_an_image_without_the_launcher_is_not_one_of_trainyards(own_dockerfile: Callable[..., str]) -> None:
-    base = base_image.resolve("debian-12").reference
+    base = base_image.resolve(CONTEXT, "debian-12").reference
     with pytest.raises(UserError, match="is not made from an image of Trainyard: begin the Dockerfile with 'FROM"):
         subject_of(own_dockerfile("[]", "", launcher=base))
     with pytest.raises(UserError, match=r"its ENTRYPOINT python3 train\.py does not start the launcher"):

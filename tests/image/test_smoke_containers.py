@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine import CONTEXT, ENGINE
 from tests.image.conftest import Finished
 from tests.image.trainer_box import Box, box
+from trainyard.common.docker_engine import resource_labels
 from trainyard.image import base_image, smoke_containers, smoke_test
 from trainyard.image.smoke_containers import SmokeSandbox
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import model
@@ -38,7 +39,7 @@ for number in (1, 2):
 
 @pytest.fixture
 def sandbox(built_image: BuiltImage) -> Iterator[SmokeSandbox]:
-    with SmokeSandbox(built_image("tf-cpu"), smoke_containers.files(), ("out",)) as found:
+    with SmokeSandbox(ENGINE, built_image("tf-cpu"), smoke_containers.files(), ("out",)) as found:
         yield found
 
 
@@ -105,12 +106,12 @@ TAG = "trainyard-test:faketime"
 @pytest.fixture(scope="module")
 def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with libfaketime, built for the older of the catalogue's Debian releases."""
-    base = base_image.resolve(model.load("xla").base).reference
+    base = base_image.resolve(CONTEXT, model.load("xla").base).reference
     command = ["docker", "build", "--quiet", "--provenance=false", f"--tag={TAG}", "-"]
     made = subprocess.run(command, input=LIBRARY.format(base=base), capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     folder = tmp_path_factory.mktemp("clock")
-    container = docker_engine.client().containers.create(TAG, ["true"], labels=docker_engine.resource_labels("test"))
+    container = ENGINE.client.containers.create(TAG, ["true"], labels=resource_labels("test"))
     stream, _ = container.get_archive("/usr/lib")
     with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
         (member,) = (one for one in tar if one.name.endswith(f"/faketime/{CLOCK}"))
@@ -118,7 +119,7 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         tar.extract(member, folder, filter="data")
     container.remove(force=True)
     yield folder
-    docker_engine.untag(TAG)
+    ENGINE.untag(TAG)
 
 
 #: 1975: a machine whose clock starts at 1970, before the times of the image's files, too.

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.fakes import package_index
 from tests.fakes.package_index import PackageIndex
 from tests.image.small_images import bridge
 from trainyard.common import settings
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
@@ -114,9 +114,9 @@ def trainyard(index: PackageIndex, tmp_path: Path) -> Iterator[Callable[[str, st
 
     yield run
     for name in ("attacked", "bystander"):
-        for image in docker_engine.images(label=f"io.trainyard.target={name}"):
+        for image in ENGINE.images(label=f"io.trainyard.target={name}"):
             for tag in image.tags:
-                docker_engine.untag(tag)
+                ENGINE.untag(tag)
 
 
 def test_a_source_distribution_reaches_nothing_and_alters_nothing(
@@ -137,5 +137,5 @@ def test_a_source_distribution_reaches_nothing_and_alters_nothing(
 
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     for name in ("attacked", "bystander"):
-        _, by_rule = verify.examine(load(str(tmp_path / name)), f"trainyard:{name}-candidate")
+        _, by_rule = verify.examine(ENGINE, load(str(tmp_path / name)), f"trainyard:{name}-candidate")
         assert by_rule["files_are_those_of_their_wheels"] == []

@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from testcontainers.community.registry import DockerRegistryContainer
 
 from tests.claims import verified
+from tests.engine import ENGINE
 from tests.image.registry import running
 from tests.published_images import artifacts_of
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import provenance
-from trainyard.oci import attached_sbom, docker_engine, inventory, registry, statements
+from trainyard.oci import attached_sbom, inventory, registry, statements
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, diff, image_packages, keys, predicates, publish, sbom
 from trainyard.spec import state
@@ -71,23 +72,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, s
         )
         reference = f"trainyard-tools:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
-        docker_engine.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
+        ENGINE.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
         return reference
 
     yield image
     for reference in made:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 def pushed(reference: str, repository: Repository, tag: str) -> Manifest:
     """The manifest of a local image after it was pushed as ``tag``."""
-    docker_engine.image(reference, made_by="test").tag(repository.name, tag)
+    ENGINE.image(reference, made_by="test").tag(repository.name, tag)
     try:
-        for _ in registry.push(f"{repository.name}:{tag}"):
+        for _ in registry.push(ENGINE, f"{repository.name}:{tag}"):
             pass
     finally:
-        docker_engine.client().api.remove_image(f"{repository.name}:{tag}", noprune=True)
+        ENGINE.client.api.remove_image(f"{repository.name}:{tag}", noprune=True)
     found = repository.manifest(tag)
     assert found is not None
     return found
@@ -98,7 +99,7 @@ def test_a_diff_is_the_same_of_local_images_and_of_those_at_a_registry(
 ) -> None:
     """And the download that it reports is what the registry stores of the new image."""
     one, two = small("one", "1.0"), small("two", "2.0")
-    local = diff.diff(inventory.find(one), inventory.find(two))
+    local = diff.diff(inventory.find(ENGINE, one), inventory.find(ENGINE, two))
     assert local["python"]["changed"] == {"word": ["1.0", "2.0"]}
     assert local["debian"]["changed"] == {"tini": ["1.0-1", "2.0-1"]}
     assert local["environment"]["changed"] == {"WORD": ["1.0", "2.0"]}
@@ -112,14 +113,14 @@ def test_a_diff_is_the_same_of_local_images_and_of_those_at_a_registry(
     far = diff.diff(inventory.remote(f"{repository.name}:one"), inventory.remote(f"{repository.name}:two"))
     for part in ("python", "debian", "environment", "labels", "download"):
         assert far[part] == local[part], part
-    claims.attach(repository, new, None, [predicates.sbom(sbom.make(inventory.local(two)))])
+    claims.attach(repository, new, None, [predicates.sbom(sbom.make(inventory.local(ENGINE, two)))])
     listed = inventory.remote(f"{repository.name}:two").listed
     assert listed is not None and listed[0]["word"].version == "2.0" and listed[1]["tini"].version == "2.0-1"
 
 
 def test_the_packages_of_a_local_image_are_read_without_its_layers(small: Callable[[str, str], str]) -> None:
     """The image has no Python."""
-    found = image_packages.find(small("one", "1.0"))
+    found = image_packages.find(ENGINE, small("one", "1.0"))
     assert (found.target, found.python) == ("tf-cpu", {})
 
 
@@ -172,7 +173,7 @@ def test_a_signature_is_made_and_checked_at_a_registry(
 
 def test_push_attaches_signed_claims(built_image: BuiltImage, repository: Repository, key: tuple[Path, Path]) -> None:
     """And the image's digest is still what passed."""
-    digest = docker_engine.digest(built_image("tf-cpu"))
+    digest = ENGINE.digest(built_image("tf-cpu"))
     address = repository.name.rpartition("/")[0]
     done = trainyard("push", "tf-cpu", "--json", REGISTRY=address, COSIGN_KEY=str(key[0]))
     assert done.returncode == 0, done.stderr
@@ -198,11 +199,11 @@ def test_push_attaches_signed_claims(built_image: BuiltImage, repository: Reposi
 
 
 def test_the_provenance_of_a_build_is_kept_and_its_second_image_is_not(built_image: BuiltImage) -> None:
-    digest = docker_engine.digest(built_image("tf-cpu"))
+    digest = ENGINE.digest(built_image("tf-cpu"))
     statement = provenance.statement(state_folder() / "tf-cpu", digest)
     assert statement is not None and statement["predicateType"].startswith("https://slsa.dev/provenance/")
     assert [one["digest"]["sha256"] for one in statement["subject"]] == [digest.removeprefix("sha256:")]
-    names = [tag for image in docker_engine.images() for tag in image.tags]
+    names = [tag for image in ENGINE.images() for tag in image.tags]
     assert not any(name.endswith("-provenance") for name in names)
 
 

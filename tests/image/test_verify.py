@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.common.settings import state_folder
 from trainyard.lint.image import core, verify
 from trainyard.lint.image.evidence import Evidence
-from trainyard.oci import docker_engine, image_store, layers, probe_runner
-from trainyard.spec import state
+from trainyard.oci import image_store, layers, probe_runner
+from trainyard.spec import architectures, state
 from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
@@ -91,7 +92,7 @@ EXPECTED = [
 
 @pytest.fixture(scope="module")
 def faultless(built_image: Callable[[str], str]) -> tuple[Evidence, Findings]:
-    return verify.examine(load("tf-cpu"), built_image("tf-cpu"))
+    return verify.examine(ENGINE, load("tf-cpu"), built_image("tf-cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +109,14 @@ def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.Te
     (folder / "account.json").write_text(f'{{"type": "service_account", "private_key": "{KEY}"}}', encoding="utf-8")
     (folder / "corporate.crt").write_text(AUTHORITY, encoding="utf-8")
     reference = f"trainyard-test:planted-{secrets.token_hex(4)}"
-    docker_engine.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
+    ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder))
     yield reference
-    docker_engine.client().images.remove(reference, force=True)
+    ENGINE.client.images.remove(reference, force=True)
 
 
 @pytest.fixture(scope="module")
 def planted(planted_image: str) -> Findings:
-    return verify.examine(load("tf-cpu"), planted_image)[1]
+    return verify.examine(ENGINE, load("tf-cpu"), planted_image)[1]
 
 
 def test_an_image_that_passed_has_no_finding(faultless: tuple[Evidence, Findings]) -> None:
@@ -179,10 +180,10 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
 ) -> None:
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     with pytest.raises(StepFailed) as failed:
-        verify.verify(load("tf-cpu"), planted_image)
+        verify.verify(ENGINE, load("tf-cpu"), planted_image)
     line = str(failed.value)
     assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
-    digest = docker_engine.digest(planted_image)
+    digest = ENGINE.digest(planted_image)
     facts: dict[str, Any] = state.recall(state_folder() / "tf-cpu", "verify", digest) or {}
     assert facts["passed"] is False and len(facts["findings"]) >= len(EXPECTED)
     with pytest.raises(UserError, match="never passed 'verify'"):
@@ -192,20 +193,20 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
 def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image: Callable[[str], str]) -> None:
     """The slow way is the one of engines on other hosts and of users who are not root."""
     reference = running.image()
-    digest = docker_engine.digest(reference)
-    store = image_store._store_with(digest)
+    digest = ENGINE.digest(reference)
+    store = image_store._store_with(ENGINE, digest)
     assert store is not None, "these tests run where the engine runs, as root"
-    architecture = docker_engine.architecture()
+    architecture = architectures.of_engine(ENGINE)
     quick = image_store._read_store(store, digest, architecture, layers.scan)
-    assert quick == image_store._read_saved(reference, digest, architecture, layers.scan)
+    assert quick == image_store._read_saved(ENGINE, reference, digest, architecture, layers.scan)
     assert len(quick.layers) >= 2 and len(quick.layers[0].found.files) > 1000
 
 
 def test_an_image_that_is_not_there_is_one_line() -> None:
     with pytest.raises(UserError, match=r"no local image trainyard:nowhere: run 'trainyard dev build tf-cpu' first"):
-        verify.verify(load("tf-cpu"), "trainyard:nowhere")
+        verify.verify(ENGINE, load("tf-cpu"), "trainyard:nowhere")
 
 
 def test_an_image_without_python_is_one_line() -> None:
     with pytest.raises(StepFailed, match=r"cannot run its Python|cannot list what is installed"):
-        probe_runner.probe(running.image())
+        probe_runner.probe(ENGINE, running.image())

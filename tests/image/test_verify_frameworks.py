@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.engine import ENGINE
 from tests.miniature import Miniature
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.spec import lock as locks
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
@@ -38,13 +38,13 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         text = f"FROM {image}\nUSER 0\n{instructions}\nUSER 1000\n"
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         options = ["--quiet", "--load", "--provenance=false", f"--tag={reference}"]
-        docker_engine.buildx("build", *options, str(folder))
+        ENGINE.buildx("build", *options, str(folder))
         made.append(reference)
         return reference
 
     yield planted
     for reference in made:
-        docker_engine.client().images.remove(reference, force=True)
+        ENGINE.client.images.remove(reference, force=True)
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(
     text = f"""\
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py
 LABEL io.trainyard.index=pytorch-cpu"""
-    _, found = verify.examine(load(str(folder)), plant(built_image("xla"), text))
+    _, found = verify.examine(ENGINE, load(str(folder)), plant(built_image("xla"), text))
     reported = [str(one) for one in found["torch_is_the_build_of_its_index"] if one.fails]
     assert any("is 2.9.1+cu128; index pytorch-cpu has +cpu" in one for one in reported), reported
 
 
 def test_torch_without_cuda_is_no_image_for_gpus(miniature: Miniature) -> None:
     """The CUDA nightly that held CPU torch (https://github.com/pytorch/pytorch/issues/125879)."""
-    _, found = verify.examine(load("gpu"), miniature.built("mini"))
+    _, found = verify.examine(ENGINE, load("gpu"), miniature.built("mini"))
     reported = [str(one) for one in found["framework_is_built_for_the_accelerator"]]
     assert any("is built without CUDA" in one for one in reported), reported
 
@@ -113,7 +113,7 @@ def test_tensorflow_with_another_cudnn_is_found(built_image: BuiltImage, plant: 
 RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" {site}/tensorflow/python/platform/build_info.py \\
  && printf "build_info['cudnn_version'] = '9'\\n" >>{site}/tensorflow/python/platform/build_info.py \\
  && mkdir {info} && printf 'Metadata-Version: 2.1\\nName: nvidia-cudnn-cu12\\nVersion: 8.9.7.29\\n' >{info}/METADATA"""
-    _, found = verify.examine(load("tf-cpu"), plant(built_image("tf-cpu"), text))
+    _, found = verify.examine(ENGINE, load("tf-cpu"), plant(built_image("tf-cpu"), text))
     reported = [str(one) for some in found.values() for one in some]
     assert any("is a CUDA build under the name tensorflow-cpu" in one for one in reported), reported
     assert any("package nvidia-cudnn-cu12 8.9.7.29" in one and "is in no lock" in one for one in reported), reported

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import wheels
-from trainyard.oci import docker_engine
+from tests.engine import ENGINE
 
 pytestmark = pytest.mark.concurrent
 
@@ -19,7 +19,7 @@ BuiltImage = Callable[[str], str]
 
 def layers(reference: str) -> list[str]:
     """Digests of an image's uncompressed layers, lowest first."""
-    return list(docker_engine.client().images.get(reference).attrs["RootFS"]["Layers"])
+    return list(ENGINE.client.images.get(reference).attrs["RootFS"]["Layers"])
 
 
 @pytest.mark.slow("test_own_repository.py, whose images the installed package builds")

@@ -24,7 +24,8 @@ from typing import Any
 from docker.models.containers import Container
 from trainers.common import mnist_data
 
-from trainyard.oci import docker_engine
+from tests.engine import ENGINE
+from trainyard.common.docker_engine import resource_labels
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.fakes import storage
 
@@ -182,14 +183,14 @@ print(json.dumps(max(float(abs(one[name] - other[name]).max() / abs(one[name]).m
 @contextlib.contextmanager
 def box(image: str, tmpfs: dict[str, str] | None = None, **environment: str) -> Iterator[Box]:
     """A :class:`Box` of ``image``: only the loopback network, /tmp and /data writable, removed at the end."""
-    container = docker_engine.client().containers.run(
+    container = ENGINE.client.containers.run(
         image,
         ["sleep", "infinity"],
         entrypoint=["tini", "--"],
         detach=True,
         network_mode="none",
         tmpfs={"/tmp": "mode=1777", **(tmpfs or {})},
-        labels=docker_engine.resource_labels("test"),
+        labels=resource_labels("test"),
     )
     try:
         container.exec_run(["mkdir", "-p", "/data"], user="root")

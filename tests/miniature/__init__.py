@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import wheels
+from tests.engine import ENGINE
 from tests.fakes import package_index
 from tests.fakes.package_index import PackageIndex
-from trainyard.oci import docker_engine
 
 HERE = Path(__file__).resolve().parent
 
@@ -154,5 +154,5 @@ def checkout(folder: Path, address: str) -> Iterator[Miniature]:
 def remove_images() -> None:
     """Remove the images of all targets above, their versions and repositories from the engine."""
     for name in (*TARGETS, *DERIVED):
-        for image in docker_engine.images(label=f"io.trainyard.target={name}"):
-            docker_engine.client().images.remove(str(image.id), force=True)
+        for image in ENGINE.images(label=f"io.trainyard.target={name}"):
+            ENGINE.client.images.remove(str(image.id), force=True)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import docker.errors
 
+from tests.engine import ENGINE
 from tests.mutations import foreign, judge, locks, plan, report
 from tests.mutations.judge import Verdict
 from tests.mutations.layout import Draft, SavedImage
@@ -35,7 +36,7 @@ from tests.mutations.report import Foreign, Results, Row
 from trainyard.common.console import Messages, fail, say
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import image_store
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
@@ -110,14 +111,14 @@ def loaded(draft: Draft) -> Iterator[str]:
         draft.load(reference)
         yield reference
     finally:
-        docker_engine.untag(reference)
+        ENGINE.untag(reference)
 
 
 def measure(target: str, reference: str, results: Results, numbers: Collection[int]) -> None:
     """Add the mutants with these numbers to the results, and keep the results after each."""
     spec = load(target)
     with tempfile.TemporaryDirectory(prefix="trainyard-mutations-") as folder:
-        image_store.save(reference, Path(folder))
+        image_store.save(ENGINE, reference, Path(folder))
         image = SavedImage(Path(folder))
         spec.locked()
         assert isinstance(spec.lock, Lock)
@@ -195,7 +196,7 @@ def run(given: argparse.Namespace) -> None:
             raise UserError(f"nothing was measured: run 'python -m tests.mutations {given.target}' first")
     else:
         reference = given.image or f"{NAME}:{load(given.target).local_name}"
-        results = started(given.target, docker_engine.digest(reference), given.seed)
+        results = started(given.target, ENGINE.digest(reference), given.seed)
         wanted = [int(one) for one in given.only.split(",") if one.isdigit()]
         if not given.only:
             wanted = [number for number in range(1, given.count + 1) if number not in results.rows]

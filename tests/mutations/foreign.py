@@ -11,11 +11,12 @@ from pathlib import Path
 
 from benchmarks.images_sides import INSTALL
 
+from tests.engine import CONTEXT, ENGINE
 from tests.mutations.layout import SavedImage
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import image_store
 
 #: The name of the images; the tag says which.
 NAME = "trainyard-foreign"
@@ -52,7 +53,7 @@ _DOCKERFILES = {
 
 
 def _base() -> str:
-    return base_image.resolve("debian-13").reference
+    return base_image.resolve(CONTEXT, "debian-13").reference
 
 
 def _dockerfile(tag: str) -> str:
@@ -62,7 +63,7 @@ def _dockerfile(tag: str) -> str:
         (Path(folder) / "Dockerfile").write_text(_DOCKERFILES[tag].replace("{base}", _base()), encoding="utf-8")
         bundle = settings.ca_bundle()
         secret = [f"--secret=id=ca,src={bundle}"] if bundle else []
-        docker_engine.buildx("build", "--load", "--provenance=false", f"--tag={reference}", *secret, folder)
+        ENGINE.buildx("build", "--load", "--provenance=false", f"--tag={reference}", *secret, folder)
     return reference
 
 
@@ -70,7 +71,7 @@ def _squashed() -> str:
     """The plain recipe in one layer."""
     reference = f"{NAME}:squashed"
     with built(lambda: _dockerfile("plain-recipe")) as plain, tempfile.TemporaryDirectory() as folder:
-        image_store.save(plain, Path(folder))
+        image_store.save(ENGINE, plain, Path(folder))
         SavedImage(Path(folder)).squashed().load(reference)
     return reference
 
@@ -89,7 +90,7 @@ def _buildah() -> str:
         folder = Path(temporary)
         base, archive = folder / "base.tar", folder / "built.tar"
         with base.open("wb") as file:
-            for chunk in docker_engine.image(_base(), made_by="make base").save(named=True):
+            for chunk in ENGINE.image(_base(), made_by="make base").save(named=True):
                 file.write(chunk)
         text = f'FROM docker-archive:{base}\nRUN echo \'print(1)\' >/srv/main.py\nCMD ["cat", "/srv/main.py"]\n'
         (folder / "Containerfile").write_text(text, encoding="utf-8")
@@ -98,7 +99,7 @@ def _buildah() -> str:
         _run("buildah", *storage, "build", "--isolation=chroot", "--network=host", f"--tag={name}", str(folder))
         _run("buildah", *storage, "push", name, f"docker-archive:{archive}:{name}")
         with archive.open("rb") as file:
-            docker_engine.client().images.load(file)
+            ENGINE.client.images.load(file)
     return reference
 
 
@@ -110,7 +111,7 @@ def built(build: Callable[[], str]) -> Iterator[str]:
         yield reference
     finally:
         if reference.startswith(f"{NAME}:"):
-            docker_engine.untag(reference)
+            ENGINE.untag(reference)
 
 
 def _run(*command: str) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
-from trainyard.oci import docker_engine
+from tests.engine import ENGINE
 from trainyard.oci.image_store import CHUNK
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -209,8 +209,8 @@ class Draft:
         Raises:
             docker.errors.APIError, docker.errors.ImageLoadError: the engine refuses it.
         """
-        docker_engine.client().images.load(self.archive(reference))  # type: ignore[arg-type]
-        docker_engine.client().images.get(reference)
+        ENGINE.client.images.load(self.archive(reference))  # type: ignore[arg-type]
+        ENGINE.client.images.get(reference)
 
 
 def _document(data: dict[str, Any], media_type: str) -> Blob:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
 from trainyard import cli
 from trainyard.oci import builder
@@ -124,7 +125,7 @@ def resolves(uv_environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
 def engine_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are built on the engine's own builder, and no engine is asked."""
     engine = builder.Builder("default", "docker", (builder.Node("default"),))
-    monkeypatch.setattr(builder, "current", lambda _name: engine)
+    monkeypatch.setattr(builder, "current", lambda _context: engine)
 
 
 Result = tuple[int, str, str]
@@ -159,6 +160,21 @@ def signal_actions_as_before() -> Iterator[None]:
     yield
     for number, action in before.items():
         signal.signal(number, action)
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine runs, whatever this machine has, but in tests with ``fake_engine``."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+
+@pytest.fixture
+def fake_engine(no_engine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
+    """The engine that runs: commands and libraries find it as they find any other."""
+    with FakeEngine() as engine:
+        monkeypatch.setenv("DOCKER_HOST", engine.address)
+        monkeypatch.setenv("PATH", str(engine.programs), prepend=os.pathsep)
+        yield engine
 
 
 @pytest.fixture(autouse=True)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import os
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import docker
 import pytest
+from tests.fakes.engine import FakeEngine, Image
 
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, buildx, offline, plan, provenance, working_directory
-from trainyard.oci import builder, docker_engine, image_store
+from trainyard.image import build, buildx, offline, plan, provenance, working_directory
+from trainyard.oci import builder, image_store
 from trainyard.oci.builder import Builder, Node
 from trainyard.release import reproduce
 from trainyard.spec import model
@@ -44,52 +47,27 @@ Status:           running
 Platforms:        linux/arm64*, linux/arm/v7
 """
 ENGINE = "Name: default\nDriver: docker\n\nNodes:\nName: default\nStatus: running\nPlatforms: linux/amd64\n"
-LISTED = """NAME/NODE     DRIVER/ENDPOINT      STATUS    BUILDKIT  PLATFORMS
-team          docker-container
- \\_ amd64      \\_ default           running   v0.13.2   linux/amd64
-default*      docker
- \\_ default    \\_ default           running   v0.13.2   linux/amd64
-"""
 
-#: ``builder.current`` without what other tests found.
-current: Callable[[str], Builder] = builder.current.__wrapped__
+
+def current(name: str = "") -> Builder:
+    """Return the builder that ``--builder`` names, of an engine that was not asked before."""
+    return builder.current(Context(builder=name))
+
+
+def parse(text: str) -> Builder:
+    return builder.parse(text, Engine())
 
 
 @pytest.fixture
-def team(monkeypatch: pytest.MonkeyPatch) -> Builder:
+def team(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Builder:
     """Images are built on a builder of two machines; the engine's is amd64 and stores images in containerd."""
-    found = builder.parse(TEAM)
-    monkeypatch.setattr(builder, "current", lambda _name: found)
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
-    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
-    return found
-
-
-@pytest.fixture
-def docker_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, ...]]]:
-    """``docker_says({"team": TEAM}, unnamed="...")``: the builders of ``docker buildx``; the calls to it."""
-
-    def say(builders: dict[str, str], unnamed: str = ENGINE) -> list[tuple[str, ...]]:
-        calls: list[tuple[str, ...]] = []
-
-        def run(*words: str, **_: Any) -> str:
-            calls.append(words)
-            if words[0] == "ls":
-                return LISTED
-            given = words[-1].partition("--builder=")[2] or os.environ.get("BUILDX_BUILDER")
-            if given and given not in builders:
-                raise StepFailed(f"'docker buildx inspect' failed: ERROR: no builder \"{given}\" found")
-            return builders[given] if given else unnamed
-
-        monkeypatch.setattr(docker_engine, "buildx", run)
-        return calls
-
-    return say
+    fake_engine.builders["team"] = TEAM
+    monkeypatch.setenv("TRAINYARD_BUILDER", "team")
+    return parse(TEAM)
 
 
 def test_the_nodes_of_a_builder_are_read() -> None:
-    assert builder.parse(TEAM) == Builder(
+    assert parse(TEAM) == Builder(
         "team",
         "docker-container",
         (
@@ -108,13 +86,13 @@ def test_a_native_node_builds_although_the_first_one_emulates(team: Builder) -> 
 
 
 def test_a_node_that_emulates_builds_on_its_own_machine() -> None:
-    emulating = builder.parse(TEAM.partition("\nName:             arm64")[0])
+    emulating = parse(TEAM.partition("\nName:             arm64")[0])
     assert emulating.node(ARM64) == emulating.nodes[0]
     assert emulating.machine(ARM64) == AMD64
 
 
 def test_a_builder_without_the_platform_is_one_line_that_says_how_to_add_it() -> None:
-    alone = builder.parse(TEAM.replace(", linux/arm64", "").partition("\nName:             arm64")[0])
+    alone = parse(TEAM.replace(", linux/arm64", "").partition("\nName:             arm64")[0])
     with pytest.raises(UserError) as error:
         alone.require(ARM64)
     assert str(error.value) == (
@@ -128,7 +106,7 @@ def test_the_error_of_a_node_is_named_where_its_platform_is_missing() -> None:
         "Status:           running\nPlatforms:        linux/arm64*, linux/arm/v7",
         "Error:            failed to dial: connection refused",
     )
-    found = builder.parse(text)
+    found = parse(text)
     assert found.node(AMD64) == found.nodes[0]
     with pytest.raises(UserError, match=r"for linux/arm64 \(node arm64: failed to dial: connection refused\): run"):
         found.require(ARM64)
@@ -140,9 +118,9 @@ def test_a_node_that_does_not_say_what_it_runs_is_tried() -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_the_builder_of_the_engine_runs_what_the_engine_runs(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
-    monkeypatch.setattr(docker_engine, "can_run", lambda _: runs)
-    engine = builder.parse(ENGINE)
+def test_the_builder_of_the_engine_runs_what_the_engine_runs(fake_engine: FakeEngine, runs: bool) -> None:
+    fake_engine.platforms += ["linux/arm64"] if runs else []
+    engine = parse(ENGINE)
     assert engine.in_engine
     if runs:
         engine.require(ARM64)
@@ -154,27 +132,32 @@ def test_the_builder_of_the_engine_runs_what_the_engine_runs(monkeypatch: pytest
 
 
 def test_the_builder_is_the_one_that_is_given_else_that_of_buildx(
-    docker_says: Callable[..., list[tuple[str, ...]]],
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """buildx reads BUILDX_BUILDER and what `docker buildx use` has set itself."""
-    calls = docker_says({"team": TEAM}, unnamed=TEAM.replace("team", "selected"))
-    assert current("").name == "selected"
+    fake_engine.builders |= {"team": TEAM, "selected": TEAM.replace("team", "selected")}
+    monkeypatch.setenv("BUILDX_BUILDER", "selected")
+    assert current().name == "selected"
     assert current("team").name == "team"
-    assert calls == [("inspect", "--bootstrap"), ("inspect", "--bootstrap", "--builder=team")]
+    assert fake_engine.calls == [
+        ["buildx", "inspect", "--bootstrap"], ["buildx", "inspect", "--bootstrap", "--builder=team"],
+    ]  # fmt: skip
+
+
+def test_the_builder_is_asked_for_once(fake_engine: FakeEngine) -> None:
+    context = Context()
+    assert builder.current(context) == builder.current(context)
+    assert len(fake_engine.calls) == 1
 
 
 @pytest.mark.parametrize(
     ("option", "variable", "given"), [("taem", "", "'--builder taem'"), ("", "taem", "BUILDX_BUILDER=taem")]
 )
 def test_an_unknown_builder_is_one_line_with_those_that_exist(
-    monkeypatch: pytest.MonkeyPatch,
-    docker_says: Callable[..., list[tuple[str, ...]]],
-    option: str,
-    variable: str,
-    given: str,
+    monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine, option: str, variable: str, given: str
 ) -> None:
     monkeypatch.setenv("BUILDX_BUILDER", variable)
-    docker_says({})
+    fake_engine.builders["team"] = TEAM
     with pytest.raises(UserError) as error:
         current(option)
     assert str(error.value) == (
@@ -182,70 +165,65 @@ def test_an_unknown_builder_is_one_line_with_those_that_exist(
     )
 
 
-def test_a_builder_that_cannot_be_used_has_the_reason(
-    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
-) -> None:
-    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(version=dict))
-    docker_says({}, unnamed="Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n")
+def test_a_builder_that_cannot_be_used_has_the_reason(fake_engine: FakeEngine) -> None:
+    fake_engine.builders["default"] = "Name: team\nDriver: remote\nError: no valid drivers found\n\nNodes:\n"
     with pytest.raises(
         StepFailed, match=r"^builder team cannot be used: no valid drivers found; to .* '--builder default'$"
     ):
-        current("")
+        current()
+
+
+@pytest.fixture
+def desktop(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The engine is that of the Docker context ``desktop``."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.delenv("DOCKER_HOST")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    docker.context.ContextAPI.create_context("desktop", host=fake_engine.address)
+    monkeypatch.setenv("DOCKER_CONTEXT", "desktop")
 
 
 @pytest.mark.parametrize("name", ["far", "default"])
-def test_the_builder_of_another_engine_is_refused(
-    docker_says: Callable[..., list[tuple[str, ...]]], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_builder_of_another_engine_is_refused(fake_engine: FakeEngine, desktop: None, name: str) -> None:
     """It would keep the image in that engine."""
-    monkeypatch.setattr(docker_engine, "context", lambda: "desktop")
-    docker_says({name: ENGINE.replace("default", name)})
+    fake_engine.builders[name] = ENGINE.replace("default", name)
     with pytest.raises(UserError) as raised:
         current(name)
     assert str(raised.value) == f"'--builder {name}': it builds in another Docker context: give '--builder desktop'"
 
 
-def test_the_builder_of_the_docker_context_is_that_of_the_engine(
-    docker_says: Callable[..., list[tuple[str, ...]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_builder_of_the_docker_context_is_that_of_the_engine(fake_engine: FakeEngine, desktop: None) -> None:
     """As with Docker Desktop, colima, and Docker without root; newer buildx takes `--builder=default` for it."""
-    monkeypatch.setattr(docker_engine, "context", lambda: "desktop")
-    desktop = ENGINE.replace("default", "desktop")
-    docker_says({"default": desktop}, unnamed=desktop)
-    assert current("").in_engine and current("default").in_engine
+    fake_engine.builders["default"] = ENGINE.replace("default", "desktop")
+    assert current().in_engine and current("default").in_engine
 
 
-def test_podman_is_named(monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]) -> None:
+def test_podman_is_named(fake_engine: FakeEngine) -> None:
     """Its `buildx inspect` fails, and no `--builder` would help."""
-    version = {"Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
-    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(version=lambda: version))
-    docker_says({}, unnamed="Name: x\nError: See 'docker buildx --help'\n\nNodes:\n")
+    fake_engine.version = {"Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
+    fake_engine.builders["default"] = "Name: x\nError: See 'docker buildx --help'\n\nNodes:\n"
     with pytest.raises(UserError, match=r"^the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24"):
-        current("")
+        current()
 
 
 def test_the_engine_is_asked_what_the_engine_runs_whatever_builder_is_selected(
-    monkeypatch: pytest.MonkeyPatch, docker_says: Callable[..., list[tuple[str, ...]]]
+    fake_engine: FakeEngine, team: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-    calls = docker_says({"default": ENGINE}, unnamed=TEAM)
-    assert not docker_engine.can_run(ARM64)
-    assert calls == [("inspect", "--bootstrap", "--builder=default")]
+    monkeypatch.setenv("BUILDX_BUILDER", "team")
+    assert not Engine().can_run("linux/arm64")
+    assert fake_engine.calls == [["buildx", "inspect", "--bootstrap", "--builder=default"]]
 
 
 @pytest.mark.parametrize(("name", "option"), [("team", ["--builder=team"]), ("", [])])
-def test_registries_are_asked_through_the_builder_which_may_use_mirrors(
-    monkeypatch: pytest.MonkeyPatch, name: str, option: list[str]
+def test_registries_are_asked_once_through_the_builder_which_may_use_mirrors(
+    fake_engine: FakeEngine, name: str, option: list[str]
 ) -> None:
-    asked: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 0, stdout='"sha256:1"\n', stderr="")
-
-    monkeypatch.setattr(base_image.subprocess, "run", run)
-    assert base_image._registry_digest.__wrapped__("debian:13", name) == ("sha256:1", "")
-    assert asked[0][2:-3] == ["imagetools", "inspect", *option]
+    fake_engine.digest_at_registry = lambda _: "sha256:1"
+    engine = Engine()
+    for _ in range(2):
+        assert engine.digest_at_registry("debian:13", name) == ("sha256:1", "")
+    (asked,) = fake_engine.calls
+    assert (asked[1:-3], asked[-1]) == (["imagetools", "inspect", *option], "debian:13")
 
 
 # --- a build ------------------------------------------------------------------------------------------------------
@@ -270,19 +248,21 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> Callable[..., plan.Plan]:
 
 
 @pytest.fixture
-def engine_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+def engine_saves(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """The OCI layouts that the engine's images are written to: reference -> name of the architecture."""
     saved: dict[str, str] = {}
 
-    def write(reference: str, folder: Path, architecture: Architecture) -> None:
+    def write(_engine: Engine, reference: str, folder: Path, architecture: Architecture) -> None:
         saved[reference] = architecture.name
         folder.mkdir(parents=True)
         (folder / "index.json").write_text(json.dumps({"manifests": [{"digest": f"sha256:{reference}"}]}))
 
-    def pull(reference: str, _architecture: Architecture) -> SimpleNamespace:
-        return SimpleNamespace(id=f"sha256:{reference}", attrs={"Config": {"WorkingDir": "/workspace"}})
-
-    monkeypatch.setattr(docker_engine, "pull", pull)
+    for name in ("trainyard-base:debian-13", "build:1", "python:1"):
+        image = fake_engine.add(name, digest=f"sha256:{name}", config={"WorkingDir": "/workspace"})
+        platforms = [one.platform for one in (AMD64, ARM64)]
+        index = Image(image.id, [name], config=image.config, platforms=platforms)
+        fake_engine.at_registries[name] = index
+    fake_engine.add(repo_digests=[f"debian@{DIGEST}"], config={"WorkingDir": "/workspace"})
     monkeypatch.setattr(working_directory, "write", write)
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     return saved
@@ -316,27 +296,21 @@ def test_the_engines_builder_is_sent_nothing(
     engine_builds: None,
     sources: Callable[..., plan.Plan],
     engine_saves: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
     assert build._base_contexts(sources("trainyard-base:debian-13")) == {}
     assert not engine_saves
 
 
 def test_an_engine_that_saves_no_layouts_is_one_line(
-    team: Builder, sources: Callable[..., plan.Plan], engine_saves: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    team: Builder, sources: Callable[..., plan.Plan], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit in the engine, which takes the place of a layout there, is not on the builder."""
-
-    def write(reference: str, *_: object) -> None:
-        raise image_store.NoLayout(f"{reference}: the engine did not save an OCI layout")
-
-    def pull(reference: str, _architecture: Architecture) -> SimpleNamespace:
-        return SimpleNamespace(id="sha256:1", attrs={"Config": {"WorkingDir": "/"}})
-
-    monkeypatch.setattr(working_directory, "write", write)
-    monkeypatch.setattr(docker_engine, "pull", pull)
     pinned = f"debian@{DIGEST}"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("manifest.json"))
+    names = ("trainyard-base:debian-13", "build:1", "python:1")
+    fake_engine.add(*names, repo_digests=[pinned], config={"WorkingDir": "/"}, saved=packed.getvalue())
     for base in ("trainyard-base:debian-13", pinned):
         with pytest.raises(StepFailed, match="the engine did not save an OCI layout"):
             build._base_contexts(sources(base))
@@ -356,28 +330,27 @@ def test_an_engine_that_saves_no_layouts_is_one_line(
 def test_the_image_and_its_provenance_are_loaded_into_the_engine(
     team: Builder,
     sources: Callable[..., plan.Plan],
-    monkeypatch: pytest.MonkeyPatch,
+    fake_engine: FakeEngine,
     containerd: bool,
     output: str,
     attested: bool,
 ) -> None:
-    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: containerd)
+    if not containerd:
+        fake_engine.info["DriverStatus"] = []
     arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="zstd", name="x:1", provenance=attested)
     assert f"tf-cpu.output={output}" in arguments
 
 
 def test_the_engines_builder_stores_the_image_where_it_is(
-    engine_builds: None, sources: Callable[..., plan.Plan], monkeypatch: pytest.MonkeyPatch
+    engine_builds: None, sources: Callable[..., plan.Plan], fake_engine: FakeEngine
 ) -> None:
-    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
     arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="gzip", name="x:1")
     assert "tf-cpu.output=type=image,name=x:1,oci-mediatypes=true,compression=gzip,force-compression=true" in arguments
 
 
 def test_the_password_of_an_index_is_a_secret_of_the_build(
-    engine_builds: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    engine_builds: None, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(docker_engine, "stores_in_containerd", lambda: True)
     monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
     monkeypatch.setattr(build.settings, "ca_bundle", lambda: tmp_path / "ca.pem")
     found = plan.make_plan(
@@ -420,21 +393,19 @@ def test_secrets_of_a_build_are_never_on_the_disk(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(build, "_base_contexts", lambda _: {})
-    monkeypatch.setattr(build, "digest_of", lambda _: None)
     monkeypatch.setattr(build, "_digest", lambda *_: DIGEST)
     monkeypatch.setattr(build.workspace_files, "secrets", lambda _: {"netrc": "password hunter2"})
-    monkeypatch.setattr(docker_engine, "untag", lambda _: None)
-    monkeypatch.setattr(image_store, "documents", lambda _: {})
+    monkeypatch.setattr(image_store, "documents", lambda *_: {})
     made = plan.make_plan(model.load("cpu"), index="default", index_url="", base="b", base_digest="", notes=())
     _, again = build._build(made, team, tmp_path, "zstd", name="x:1", on_step=None)
     with pytest.raises(StepFailed, match="gave another digest"):  # there is no statement
-        provenance.keep(tmp_path, DIGEST, "cpu", *again, "team")
+        provenance.keep(Context(), tmp_path, DIGEST, "cpu", *again)
     assert ran == [{"TRAINYARD_SECRET_netrc": "password hunter2"}] * 2
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_a_fetch_that_is_killed_leaves_the_base_that_was_fetched_before(
-    team: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, renames: int
+    team: Builder, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, renames: int
 ) -> None:
     """Before the new one is written, between the two steps that put it in its place, and after them."""
     spec = model.load("tf-cpu", context=Context(state=tmp_path))
@@ -443,13 +414,13 @@ def test_a_fetch_that_is_killed_leaves_the_base_that_was_fetched_before(
     )
     written: list[str] = []
 
-    def write(_reference: str, folder: Path, _architecture: Architecture) -> None:
+    def write(_engine: Engine, _reference: str, folder: Path, _architecture: Architecture) -> None:
         written.append("new" if written else "old")
         folder.mkdir(parents=True)
         (folder / "index.json").write_text(written[-1])
 
     monkeypatch.setattr(working_directory, "write", write)
-    monkeypatch.setattr(docker_engine, "pull", lambda *_: None)
+    fake_engine.add("base:1.2")
     offline.keep(spec, sources)
     really, left = Path.rename, [renames]
 
@@ -478,7 +449,7 @@ def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.Monk
         return subprocess.CompletedProcess(command, 0, stderr="")
 
     monkeypatch.setattr(buildx, "_run", run)
-    buildx.bake("tf-cpu", ["tf-cpu"], name="team")
+    buildx.bake(Context(), "tf-cpu", ["tf-cpu"])
     assert started[0][:4] == ["docker", "buildx", "bake", "--builder=team"]
 
 
@@ -486,10 +457,10 @@ def test_every_build_runs_on_the_builder(team: Builder, monkeypatch: pytest.Monk
     ("key", "known"), [("containerimage.digest", True), ("containerimage.config.digest", True), ("x", False)]
 )
 def test_the_image_is_known_by_the_digest_that_the_engine_gives_it(
-    team: Builder, monkeypatch: pytest.MonkeyPatch, key: str, known: bool
+    team: Builder, fake_engine: FakeEngine, key: str, known: bool
 ) -> None:
     """Results are recorded for it: the manifest's with the containerd store, else the configuration's."""
-    monkeypatch.setattr(docker_engine, "digest", lambda _: DIGEST)
+    fake_engine.add("x:1", digest=DIGEST)
     metadata = {"containerimage.digest": "sha256:built"} | {key: DIGEST}
     if known:
         assert build._digest("x:1", metadata, team) == DIGEST
@@ -507,10 +478,9 @@ def test_a_full_disk_may_be_that_of_the_builder_or_of_the_engine(team: Builder) 
 
 
 def test_the_disk_of_the_engine_does_not_limit_builds_elsewhere(
-    team: Builder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    team: Builder, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    engine = SimpleNamespace(info=lambda: {"DockerRootDir": str(tmp_path)})
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    fake_engine.info["DockerRootDir"] = str(tmp_path)
     monkeypatch.setattr(reproduce.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     reproduce.require_space(model.load("tf-cpu"))
 

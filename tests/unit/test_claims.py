@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -18,13 +17,14 @@ from in_toto_attestation.v1 import statement_pb2
 from packageurl import PackageURL
 from securesystemslib.exceptions import VerificationError
 from tests.claims import BUILDKIT, CLAIMS, image_to_promote, pushed_image, put_image, verified
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
 from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import state_folder
 from trainyard.image import provenance
-from trainyard.oci import docker_engine, image_index, referrers, statements
+from trainyard.oci import image_index, referrers, statements
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.statements import Opened
@@ -403,8 +403,8 @@ def test_of_an_image_index_the_claims_of_its_images_are_listed(
 
 
 @pytest.fixture
-def pushed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    return pushed_image(registry, monkeypatch)
+def pushed(registry: Registry, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    return pushed_image(registry, fake_engine, monkeypatch)
 
 
 def attach(registry: Registry, image: Manifest, signer: KeySigner | None) -> list[str]:
@@ -626,7 +626,6 @@ def test_check_job_reports_an_image_without_a_valid_signature(
     trainyard: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
     image = put_image(registry)
     reference = f"{place.name}@{image.digest}"
     job = tmp_path / "job.yaml"
@@ -655,7 +654,6 @@ def test_check_job_reports_every_unsigned_image_of_a_kubernetes_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An init container, an image volume, and a Pod beside the Job, whose own container is signed."""
-    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
     signed, *others = (put_image(registry, labels={"is": name}) for name in ("train", "init", "volume", "pod"))
     claims.attach(place, signed, signer, [predicates.signature()])
     references = [f"{place.name}@{one.digest}" for one in others]
@@ -679,10 +677,6 @@ def test_check_job_reports_every_unsigned_image_of_a_kubernetes_file(
     for one in others:
         claims.attach(place, one, signer, [predicates.signature()])
     assert trainyard("check-job", str(job), **variables)[0] == 0
-
-
-def no_engine() -> None:
-    raise docker.errors.DockerException
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import docker.errors
 import pytest
+from tests.fakes.engine import FakeEngine, Refusal
 
-from trainyard.oci import docker_engine
 from trainyard.spec import state as records
 
 Command = Callable[..., tuple[int, str, str]]
@@ -32,36 +29,12 @@ IMAGES = {
 }
 
 
-class Engine:
-    """An engine with :data:`IMAGES` and, if ``pruning``, a build cache that can be removed."""
-
-    def __init__(self, pruning: bool = True) -> None:
-        self.left = list(IMAGES)
-        self.pruned = 0
-        self.pruning = pruning
-        nothing = SimpleNamespace(list=lambda **_: [])
-        self.networks = self.volumes = self.containers = nothing
-        self.images = self.api = self
-
-    def tagged(self, name: str | None = None, *, label: str | None = None) -> list[Any]:
-        wanted = label.partition("=")[2] if label else None
-        return [SimpleNamespace(tags=[tag]) for tag in self.left if wanted is None or IMAGES[tag] == wanted]
-
-    def remove(self, reference: str, force: bool) -> None:
-        self.left.remove(reference)
-
-    def prune_builds(self) -> None:
-        if not self.pruning:
-            raise docker.errors.APIError("", explanation="a prune operation is already running")
-        self.pruned += 1
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    made = Engine()
-    monkeypatch.setattr(docker_engine, "client", lambda: made)
-    monkeypatch.setattr(docker_engine, "images", made.tagged)
-    return made
+def engine(fake_engine: FakeEngine) -> FakeEngine:
+    """An engine with :data:`IMAGES`."""
+    for tag, target in IMAGES.items():
+        fake_engine.add(tag, labels={"io.trainyard.target": target} if target else {})
+    return fake_engine
 
 
 @pytest.fixture
@@ -83,33 +56,33 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=["no option", "target", "all"],
 )
 def test_images_and_records_are_removed_as_asked(
-    words: tuple[str, ...], removed: list[str], records: set[str], engine: Engine, state: Path, trainyard: Command
+    words: tuple[str, ...], removed: list[str], records: set[str], engine: FakeEngine, state: Path, trainyard: Command
 ) -> None:
     status, out, _ = trainyard("clean", *words, "--json")
     assert status == 0 and sorted(json.loads(out)["removed"]) == sorted(removed)
-    assert sorted(engine.left) == sorted(set(IMAGES) - set(removed))
+    assert sorted(engine.tags) == sorted(set(IMAGES) - set(removed))
     assert {folder.name for folder in state.glob("*")} - {"locks"} == records
-    assert engine.pruned == 0
+    assert engine.prunes == 0
 
 
-def test_the_build_cache_is_removed_only_if_asked(engine: Engine, state: Path, trainyard: Command) -> None:
+def test_the_build_cache_is_removed_only_if_asked(engine: FakeEngine, state: Path, trainyard: Command) -> None:
     assert trainyard("clean", "--cache")[0] == 0
-    assert engine.pruned == 1
+    assert engine.prunes == 1
 
 
-def test_a_build_cache_that_is_being_removed_is_reported(engine: Engine, state: Path, trainyard: Command) -> None:
-    engine.pruning = False
+def test_a_build_cache_that_is_being_removed_is_reported(engine: FakeEngine, state: Path, trainyard: Command) -> None:
+    engine.instead("POST /build/prune", Refusal(409, "a prune operation is already running"))
     status, _, err = trainyard("clean", "--cache")
     assert status == 0 and "build cache not removed: a prune operation is already running" in err.splitlines()
 
 
-def test_a_target_that_does_not_exist_removes_nothing(engine: Engine, state: Path, trainyard: Command) -> None:
+def test_a_target_that_does_not_exist_removes_nothing(engine: FakeEngine, state: Path, trainyard: Command) -> None:
     status, _, err = trainyard("clean", "xlaa")
     assert status == 2 and "unknown target 'xlaa' (did you mean 'xla'?)" in err
-    assert engine.left == list(IMAGES)
+    assert list(engine.tags) == list(IMAGES)
 
 
-def test_files_of_the_user_in_the_state_folder_are_kept(engine: Engine, state: Path, trainyard: Command) -> None:
+def test_files_of_the_user_in_the_state_folder_are_kept(engine: FakeEngine, state: Path, trainyard: Command) -> None:
     """TRAINYARD_BUILD may name any folder, also that of a repository."""
     files = ["train.py", "tf-cpu/data.csv", "layers/mine.txt", "build/own.log", ".git/config"]
     for name in files:
@@ -139,16 +112,16 @@ def holding(state: Path, *names: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_what_a_running_command_makes_is_kept(engine: Engine, state: Path, trainyard: Command) -> None:
-    engine.left.append("trainyard:cpu-candidate")
-    before, lock = list(engine.left), state / "locks" / "candidate-xla.lock"
+def test_what_a_running_command_makes_is_kept(engine: FakeEngine, state: Path, trainyard: Command) -> None:
+    engine.add("trainyard:cpu-candidate", labels={"io.trainyard.target": "cpu"})
+    before, lock = engine.tags, state / "locks" / "candidate-xla.lock"
     with holding(state, "candidate-xla") as other:
         inode = lock.stat().st_ino
         for words in (("--all",), ("xla",)):
             status, _, err = trainyard("clean", *words)
             said = f"clean: another command holds the lock candidate-xla of {state}: run this when it has ended\n"
             assert (status, err) == (2, said)
-            assert engine.left == before and (state / "xla").is_dir() and lock.stat().st_ino == inode
+            assert engine.tags == before and (state / "xla").is_dir() and lock.stat().st_ino == inode
         assert json.loads(trainyard("clean", "--json")[1])["removed"] == ["trainyard:cpu-candidate"]
         assert trainyard("clean", "cpu")[0] == 0, "it does not use that"
         other.communicate("\n")

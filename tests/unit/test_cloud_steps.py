@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine, Ran, Resource
 from tests.fakes.registry import Registry, sha256
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine, image_index
+from trainyard.oci import image_index
 from trainyard.release import cloud_build_steps as steps
 from trainyard.release import publish as publication
 from trainyard.release.cloud_build_steps import Substitutions
 from trainyard.spec import state
-from trainyard.spec.architectures import ARM64
 from trainyard.spec.model import Spec
 
 BOTH = "linux/amd64 linux/arm64"
@@ -87,7 +89,7 @@ Trainyard = Callable[..., tuple[int, str, str]]
 def candidates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The candidates that were verified."""
     found: list[str] = []
-    monkeypatch.setattr(verify, "verify", lambda spec, reference, **_: found.append(f"{spec.platform} {reference}"))
+    monkeypatch.setattr(verify, "verify", lambda _, spec, reference, **__: found.append(f"{spec.platform} {reference}"))
     return found
 
 
@@ -116,16 +118,16 @@ def test_a_step_of_what_is_not_given_does_nothing(
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def started(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The containers that were started; the engine then runs programs for arm64, which it did not before."""
     found: list[dict[str, Any]] = []
 
-    def run(command: list[str], what: str, **options: Any) -> bool:
+    def run(_engine: Engine, command: list[str], what: str, **options: Any) -> bool:
         found.append({"command": command, **options})
+        fake_engine.platforms.append("linux/arm64")
         return True
 
     monkeypatch.setattr(steps, "_in_container_like_this", run)
-    monkeypatch.setattr(docker_engine, "can_run", lambda wanted: wanted != ARM64 or bool(found))
     return found
 
 
@@ -144,18 +146,16 @@ def test_nothing_is_emulated_if_nothing_is_built_for_arm64(
     assert not started
 
 
-def test_nothing_is_set_up_where_programs_for_arm64_run(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(docker_engine, "can_run", lambda wanted: True)
+def test_nothing_is_set_up_where_programs_for_arm64_run(started: list[dict[str, Any]], fake_engine: FakeEngine) -> None:
+    fake_engine.platforms.append("linux/arm64")
     steps.emulate(Substitutions(targets="tf-cpu", platforms=BOTH))
     assert not started
 
 
 def test_an_engine_that_still_cannot_run_them_is_one_line(
-    started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_engine, "can_run", lambda wanted: wanted != ARM64)
+    monkeypatch.setattr(steps, "_in_container_like_this", lambda *_, **__: True)
     with pytest.raises(UserError, match="the engine runs no programs for linux/arm64"):
         steps.emulate(Substitutions(targets="tf-cpu", platforms=BOTH))
 
@@ -170,7 +170,7 @@ def stored() -> Iterator[Registry]:
 
 
 @pytest.fixture
-def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def built(stored: Registry, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Record that images passed; what the engine would push arrives at the registry as an image of a few bytes."""
 
     def push(spec: Spec, address: str, key: object, *, reference: str, allow_untested: bool = False) -> dict[str, Any]:
@@ -190,6 +190,9 @@ def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         digest = stored.put_manifest(tag, media_type, json.dumps(document).encode())
         return {"tag": f"{address}/trainyard:{tag}", "digest": digest, "tested": "trained", "bytes_uploaded": 1}
 
+    for name in ("tf-cpu", "tf-cpu-arm64", "xla"):
+        fake_engine.add(f"trainyard:{name}-candidate", digest=f"sha256:{name}")
+
     def record(*candidates: str) -> None:
         for name in candidates:
             for step in ("build", "verify", "smoke"):
@@ -197,9 +200,6 @@ def built(stored: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
     monkeypatch.setattr(publication, "push_attached", push)
     monkeypatch.setattr(steps, "_in_container_like_this", lambda *words, **options: False)
-    monkeypatch.setattr(
-        docker_engine, "digest", lambda tag: f"sha256:{tag.partition(':')[2].removesuffix('-candidate')}"
-    )
     return record
 
 
@@ -252,7 +252,7 @@ def test_steps_reach_a_registry_on_localhost_from_the_hosts_network(
     """localhost is another machine in a step's container than for the engine."""
     seen: dict[str, Any] = {}
 
-    def run(command: list[str], what: str, **options: Any) -> bool:
+    def run(_engine: Engine, command: list[str], what: str, **options: Any) -> bool:
         seen.update(options, command=command)
         Substitutions().published.write_text("{}")
         return True
@@ -269,44 +269,19 @@ def test_steps_reach_a_registry_on_localhost_from_the_hosts_network(
 # --- a container like that of the step --------------------------------------------------------------------------------
 
 
-def test_a_container_that_fails_fails_its_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Container:
-        """A container of the engine's client."""
-
-        id, labels, attrs = "abc", {"io.trainyard.cloudbuild": "1"}, {"Image": "sha256:builder"}
-        removed = False
-
-        def logs(self, **_: object) -> list[bytes]:
-            return [b"E: no such package\n"]
-
-        def wait(self) -> dict[str, int]:
-            return {"StatusCode": 3}
-
-        def remove(self, **_: object) -> None:
-            self.removed = True
-
-    container, calls = Container(), []
-
-    class Client:
-        """The engine's client."""
-
-        containers: Any = None
-
-        def get(self, name: str) -> Container:
-            return container
-
-        def run(self, image: str, command: list[str], **options: Any) -> Container:
-            calls.append((image, command, options))
-            return container
-
-    client = Client()
-    client.containers = client
-    monkeypatch.setattr(docker_engine, "client", lambda: client)
+def test_a_container_that_fails_fails_its_step(fake_engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    image = fake_engine.add("builder", program=lambda *_: Ran(3, b"E: no such package\n"))
+    labels = {"io.trainyard.cloudbuild": "1"}
+    this = Engine().client.containers.create("builder", name=socket.gethostname(), labels=labels)
+    seen: list[Resource] = []
+    fake_engine.afterwards("POST /containers/.*/start", lambda: seen.extend(fake_engine.of_kind("container")[1:]))
     with pytest.raises(StepFailed, match="emulation exited with status 3; see above"):
-        steps._in_container_like_this(["bash", "x.sh"], "emulation", privileged=True)
-    ((image, command, options),) = calls
-    assert (image, options["entrypoint"], command) == ("sha256:builder", "bash", ["x.sh"])
-    assert options["volumes_from"] == ["abc"] and options["labels"] == container.labels
-    assert container.removed and "E: no such package" in capsys.readouterr().err
+        steps._in_container_like_this(Engine(), ["bash", "x.sh"], "emulation", privileged=True)
+    (container,) = seen
+    assert (container.given["Image"], container.given["Entrypoint"], container.given["Cmd"]) == (
+        image.id, ["bash"], ["x.sh"],
+    )  # fmt: skip
+    assert container.given["HostConfig"]["VolumesFrom"] == [this.id] and container.labels == labels
+    assert container.given["HostConfig"]["Privileged"]
+    assert [one.name for one in fake_engine.resources] == [socket.gethostname()]
+    assert "E: no such package" in capsys.readouterr().err

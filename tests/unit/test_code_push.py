@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
 from tests.workspaces import added, lock
 
@@ -27,7 +28,7 @@ from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import plan
-from trainyard.oci import docker_engine, image_index
+from trainyard.oci import image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
 from trainyard.spec import model
@@ -51,14 +52,10 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_need_of_an_engine(fake_engine: FakeEngine) -> Iterator[None]:
     """No test needs an engine, or may look for one."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the engine was called")
-
-    monkeypatch.setattr(docker_engine, "client", refuse)
-    monkeypatch.setattr(docker_engine, "existing_client", refuse)
+    yield
+    assert fake_engine.requests == [], "the engine was called"
 
 
 @pytest.fixture

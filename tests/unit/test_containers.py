@@ -1,12 +1,13 @@
-"""The sandbox of smoke tests, rehearsals and local builds, with an engine of a few lines; what reads containers.
+"""The sandbox of smoke tests, rehearsals and local builds, with an engine in memory; what reads containers.
 
 tests/image/test_containers.py has the same with the Docker engine.
 """
 
 from __future__ import annotations
 
-import io
-import tarfile
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -16,9 +17,10 @@ from typing import Any
 import docker.errors
 import pytest
 import requests
+from tests.fakes.engine import FakeEngine, Refusal
 
+from trainyard.common.docker_engine import OWNED, Engine, in_use, resource_labels
 from trainyard.common.errors import StepFailed
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile, Sandbox
 
@@ -29,162 +31,122 @@ def refusal(status: HTTPStatus, text: str) -> docker.errors.APIError:
     return docker.errors.APIError(text, response, text)
 
 
-class Resource:
-    """A network, volume or container; ``refuses`` is raised when it is to be removed."""
-
-    def __init__(self, engine: Engine, kind: str, name: str, labels: dict[str, str]) -> None:
-        self.engine, self.kind, self.name, self.labels = engine, kind, name, labels
-        self.attrs = {"Labels": labels}
-        self.refuses: BaseException | None = None
-
-    def remove(self, **_: bool) -> None:
-        if self.refuses:
-            raise self.refuses
-        self.engine.resources.remove(self)
-        self.engine.removed.append(f"{self.kind} {self.name}")
-
-    def put_archive(self, path: str, packed: bytes) -> None:
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-            self.engine.files += [f"{path}{entry.name}" for entry in tar]
-
-
-class Engine:
-    """An engine with the resources that were created and are not removed; ``fails`` is raised for that name."""
-
-    def __init__(self) -> None:
-        self.resources: list[Resource] = []
-        self.removed: list[str] = []
-        self.files: list[str] = []
-        self.given: dict[str, Any] = {}
-        self.fails: dict[str, BaseException] = {}
-        self.networks, self.volumes, self.containers = (
-            SimpleNamespace(create=self._creator(kind), list=self._lister(kind))
-            for kind in ("network", "volume", "container")
-        )
-        self.api = SimpleNamespace(create_endpoint_config=lambda aliases: aliases)
-        self.info = lambda: {"MemTotal": 10 << 30}
-
-    def _creator(self, kind: str) -> Any:
-        def create(*words: Any, name: str | None = None, labels: dict[str, str], **options: Any) -> Resource:
-            made = Resource(self, kind, str(name if kind == "container" else words[0]).rpartition("-")[2], labels)
-            self.resources.append(made)  # also if the answer does not arrive
-            self.given = options
-            if made.name in self.fails:
-                raise self.fails[made.name]
-            return made
-
-        return create
-
-    def _lister(self, kind: str) -> Any:
-        def listed(filters: dict[str, str], **_: bool) -> list[Resource]:
-            name, _, value = filters["label"].partition("=")
-            return [one for one in self.resources if one.kind == kind and one.labels.get(name) == value]
-
-        return listed
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    made = Engine()
-    monkeypatch.setattr(docker_engine, "client", lambda: made)
-    return made
+def engine(fake_engine: FakeEngine) -> FakeEngine:
+    fake_engine.add("image")
+    return fake_engine
 
 
-def kinds(engine: Engine) -> list[str]:
+def created(engine: FakeEngine) -> dict[str, Any]:
+    """The request that created the last container."""
+    return engine.of_kind("container")[-1].given
+
+
+def interrupt() -> None:
+    """Ctrl-C while the engine has not answered yet."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.5)
+
+
+def kinds(engine: FakeEngine) -> list[str]:
     """The kinds of what was removed, in order, each once."""
     return list(dict.fromkeys(one.partition(" ")[0] for one in engine.removed))
 
 
 @pytest.mark.parametrize("end", [None, StepFailed("it failed"), KeyboardInterrupt()])
-def test_everything_is_removed_in_order_however_the_sandbox_ends(engine: Engine, end: BaseException | None) -> None:
-    other = engine.containers.create("image", name="other", labels=docker_engine.resource_labels("smoke"))
-    with pytest.raises(type(end)) if end else Sandbox("none"), Sandbox("test") as sandbox:
+def test_everything_is_removed_in_order_however_the_sandbox_ends(engine: FakeEngine, end: BaseException | None) -> None:
+    Engine().client.containers.create("image", name="other", labels=resource_labels("smoke"))
+    with pytest.raises(type(end)) if end else contextlib.nullcontext(), Sandbox(Engine(), "test") as sandbox:
         sandbox.volume("data")
         sandbox.create("image", None, "first")
         sandbox.create("image", ["true"])
         if end:
             raise end
-    assert engine.resources == [other]
+    assert [one.name for one in engine.resources] == ["other"]
     assert kinds(engine)[:3] == ["container", "volume", "network"]
 
 
-def test_what_a_container_starts_with_its_labels_is_removed_too(engine: Engine) -> None:
-    with Sandbox("test") as sandbox:
-        engine.containers.create("image", name="inner", labels=sandbox.create("image", None).labels)
+def test_what_a_container_starts_with_its_labels_is_removed_too(engine: FakeEngine) -> None:
+    with Sandbox(Engine(), "test") as sandbox:
+        labels = sandbox.create("image", None).labels
+        Engine().client.containers.create("image", name="inner", labels=labels)
     assert "container inner" in engine.removed and engine.resources == []
 
 
-def test_a_container_has_limits_which_its_caller_may_set(engine: Engine) -> None:
+def test_a_container_has_limits_which_its_caller_may_set(engine: FakeEngine) -> None:
     """It runs programs that others wrote: what they start, write and use is bounded on the engine's machine."""
-    with Sandbox("test") as sandbox:
+    with Sandbox(Engine(), "test") as sandbox:
         sandbox.create("image", None)
-        limits = (engine.given["pids_limit"], engine.given["log_config"].config, engine.given["mem_limit"])
+        given = created(engine)["HostConfig"]
+        limits = (given["PidsLimit"], given["LogConfig"]["Config"], given["Memory"])
         assert limits == (16_384, {"max-size": "64m"}, 9 << 30)
         sandbox.create("image", None, mem_limit=1 << 30)
-        assert engine.given["mem_limit"] == 1 << 30
+        assert created(engine)["HostConfig"]["Memory"] == 1 << 30
 
 
-def test_ctrl_c_while_something_is_created_leaves_nothing(engine: Engine) -> None:
+def test_ctrl_c_while_something_is_created_leaves_nothing(engine: FakeEngine) -> None:
     """The engine has created it, but its answer has not arrived."""
-    engine.fails = {"late": KeyboardInterrupt()}
-    with pytest.raises(KeyboardInterrupt), Sandbox("test") as sandbox:
+    engine.afterwards("POST /containers/create.*-late", interrupt)
+    with pytest.raises(KeyboardInterrupt), Sandbox(Engine(), "test") as sandbox:
         sandbox.create("image", None, "late")
     assert engine.resources == []
 
 
-def test_a_set_up_that_fails_leaves_nothing(engine: Engine) -> None:
+def test_a_set_up_that_fails_leaves_nothing(engine: FakeEngine) -> None:
     class Failing(Sandbox):
         def set_up(self) -> None:
             super().set_up()
             self.volume("data")
             raise StepFailed("no sidecar")
 
-    with pytest.raises(StepFailed, match="no sidecar"), Failing("test"):
+    with pytest.raises(StepFailed, match="no sidecar"), Failing(Engine(), "test"):
         pass
     assert kinds(engine) == ["volume", "network"] and engine.resources == []
 
 
-def test_ctrl_c_during_the_clean_up_does_not_end_it_early(engine: Engine) -> None:
-    with pytest.raises(KeyboardInterrupt), Sandbox("test") as sandbox:
+def test_ctrl_c_during_the_clean_up_does_not_end_it_early(engine: FakeEngine) -> None:
+    with pytest.raises(KeyboardInterrupt), Sandbox(Engine(), "test") as sandbox:
         sandbox.volume("data")
         for name in ("a", "b", "c"):
             sandbox.create("image", None, name)
-        engine.resources[3].refuses = KeyboardInterrupt()
-    assert [one.name for one in engine.resources] == ["b"]
+        engine.afterwards(f"DELETE /containers/{engine.resources[3].id}", interrupt)
+    assert engine.resources == []
     assert kinds(engine) == ["container", "volume", "network"]
 
 
-def test_what_cannot_be_removed_is_a_warning(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    with Sandbox("test") as sandbox:
+def test_what_cannot_be_removed_is_a_warning(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    with Sandbox(Engine(), "test") as sandbox:
         sandbox.volume("data")
-        engine.resources[1].refuses = refusal(HTTPStatus.CONFLICT, "volume is in use")
-        engine.resources[0].refuses = docker.errors.NotFound("gone")
+        engine.instead("DELETE /volumes/", Refusal(409, "volume is in use"))
+        engine.instead("DELETE /networks/", Refusal(404, "gone"))
     printed = " ".join(capsys.readouterr().err.split())
     assert "data was not removed: volume is in use; 'trainyard clean' removes what is not in use" in printed
     assert "gone" not in printed
 
 
-def test_an_existing_network_is_used_and_kept(engine: Engine) -> None:
-    engine.networks.create("cloudbuild", labels={docker_engine.OWNED: "cloudbuild"})
-    with Sandbox("test", network="cloudbuild") as sandbox:
+def test_an_existing_network_is_used_and_kept(engine: FakeEngine) -> None:
+    Engine().client.networks.create("cloudbuild", labels={OWNED: "cloudbuild"})
+    with Sandbox(Engine(), "test", network="cloudbuild") as sandbox:
         sandbox.create("image", None, aliases=["here"])
-        assert (engine.given["network"], engine.given["networking_config"]) == ("cloudbuild", {"cloudbuild": ["here"]})
+        endpoints = created(engine)["NetworkingConfig"]["EndpointsConfig"]
+        assert {name: endpoint["Aliases"] for name, endpoint in endpoints.items()} == {"cloudbuild": ["here"]}
     assert [one.name for one in engine.resources] == ["cloudbuild"]
 
 
-def test_clean_finds_a_sandbox_by_its_label(engine: Engine) -> None:
-    with Sandbox("test") as sandbox:
+def test_clean_finds_a_sandbox_by_its_label(engine: FakeEngine) -> None:
+    with Sandbox(Engine(), "test") as sandbox:
         sandbox.volume("data")
         sandbox.create("image", None)
-        assert all(docker_engine.OWNED in one.labels for one in engine.resources)
-        assert not any(docker_engine.in_use(one.labels) for one in engine.resources), "once this process has ended"
+        assert all(OWNED in one.labels for one in engine.resources)
+        assert not any(in_use(one.labels) for one in engine.resources), "once this process has ended"
 
 
-def test_a_sidecar_runs_a_fake_beside_its_files(engine: Engine) -> None:
-    with Sandbox("test") as sandbox:
+def test_a_sidecar_runs_a_fake_beside_its_files(engine: FakeEngine) -> None:
+    with Sandbox(Engine(), "test") as sandbox:
         sandbox.sidecar("image", containers.STORAGE, ["/gcs"], "storage", files={"server.pem": b"x"}, user="0")
-    assert engine.files == ["/fakes/storage.py", "/fakes/server.pem"]
-    assert (engine.given["entrypoint"][-1], engine.given["user"]) == ("/fakes/storage.py", "0")
+        (sidecar,) = engine.of_kind("container")
+    assert list(sidecar.files) == ["/fakes/storage.py", "/fakes/server.pem"]
+    assert (sidecar.given["Entrypoint"][-1], sidecar.given["User"]) == ("/fakes/storage.py", "0")
 
 
 # --- what reads containers ------------------------------------------------------------------------------------------

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import docker
 import pytest
+from tests.fakes.engine import FakeEngine, Ran, Refusal
 
-from trainyard.common import settings
+from trainyard.common import docker_engine, settings
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import docker_engine
 from trainyard.project import test
-from trainyard.spec.architectures import AMD64, ARM64, Architecture
-
-#: ``docker_engine.client`` without the client that other tests got before.
-new_client: Callable[[], docker.DockerClient] = docker_engine.client.__wrapped__
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -29,10 +26,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     `docker` reaches an engine once `dockerd` was called. Programs that change a host only write their names to `calls`.
     """
-
-    def no_engine() -> None:
-        raise docker.errors.DockerException
-
     programs = {
         "docker": f"test -e {tmp_path}/calls && grep -q dockerd {tmp_path}/calls",
         "id": "echo 0",
@@ -49,8 +42,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRAINYARD_SYSROOT", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_STATE", str(tmp_path / "state"))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
-    monkeypatch.setattr(docker_engine, "client", new_client)
+    monkeypatch.setattr(Engine, "existing_client", lambda _: None)  # whatever listens at /var/run/docker.sock
     return tmp_path
 
 
@@ -174,7 +166,7 @@ def test_unit_tests_need_no_engine(host: Path, trainyard: Command, monkeypatch: 
 def test_an_engine_that_only_the_docker_command_reaches_is_one_line(host: Path) -> None:
     (host / "calls").write_text("dockerd\n")
     with pytest.raises(UserError, match=r"^'docker' reaches an engine that is not at DOCKER_HOST: set it as"):
-        new_client()
+        Engine().require()
 
 
 def test_an_engine_that_does_not_answer_is_one_line(
@@ -183,7 +175,7 @@ def test_an_engine_that_does_not_answer_is_one_line(
     """From scripts/install-engine.sh, which changes nothing where DOCKER_HOST names an engine."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(UserError, match=r"^no engine answers at DOCKER_HOST=tcp://127\.0\.0\.1:9: start it, or unset"):
-        new_client()
+        Engine().require()
     assert capfd.readouterr().err == "", "the line is printed once, by the command"
 
 
@@ -201,7 +193,8 @@ def test_the_engine_is_that_of_the_docker_context_in_dockers_order(
         docker.context.ContextAPI.create_context(name, host=f"tcp://127.0.0.1:{port}")
 
     def engine() -> tuple[str, str]:
-        return docker_engine.context(), docker_engine.existing_client().api.base_url.rpartition("/")[2]
+        found = Engine()
+        return found.docker_context, found.client.api.base_url.rpartition("/")[2]
 
     assert engine() == ("default", "localhost")
     docker.context.ContextAPI.set_current_context("used")
@@ -228,8 +221,7 @@ def test_a_context_that_does_not_exist_is_no_other_engine(
         monkeypatch.setenv("DOCKER_CONTEXT", "gone")
         docker.context.ContextAPI.create_context("gone", host="tcp://127.0.0.1:1")
         assert (tmp_path / "contexts").is_dir()
-    with pytest.raises(docker.errors.ContextNotFound):
-        docker_engine.existing_client()
+    assert Engine().existing_client() is None
 
 
 def test_a_context_without_an_engine_is_one_line(host: Path) -> None:
@@ -259,93 +251,64 @@ def test_what_an_installer_prints_is_shown_whatever_its_bytes_and_its_error_is_t
 
 @pytest.mark.parametrize(("words", "attempts"), [("no active sessions", 3), ("hash mismatch", 1)])
 def test_a_quiet_build_is_retried_after_a_transient_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: str, attempts: int
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, words: str, attempts: int
 ) -> None:
-    """With a ``docker`` that records its calls and fails."""
-    docker = tmp_path / "docker"
-    docker.write_text(f"#!/bin/sh\necho called >>{tmp_path}/calls\necho 'ERROR: {words}' >&2\nexit 1\n")
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
+    fake_engine.docker = lambda *_: Ran(1, err=f"ERROR: {words}\n".encode())
     monkeypatch.setattr(docker_engine, "_PAUSES", (0, 0))
     with pytest.raises(StepFailed, match=f"'docker buildx build' failed: ERROR: {words}"):
-        docker_engine.buildx("build", ".")
-    assert (tmp_path / "calls").read_text().count("called") == attempts
+        Engine().buildx("build", ".")
+    assert fake_engine.calls == [["buildx", "build", "."]] * attempts
 
 
-def test_a_pull_that_fails_after_the_engine_answered_has_the_engines_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_that_fails_after_the_engine_answered_has_the_engines_reason(fake_engine: FakeEngine) -> None:
     """The engine reports such an error in its answer, whose status is 200."""
-
-    class Engine:
-        api = images = property(lambda self: self)
-
-        def get(self, reference: str) -> None:
-            raise docker.errors.ImageNotFound(f"No such image: {reference}")
-
-        def pull(self, repository: str, tag: str = "", **_: object) -> list[dict[str, str]]:
-            assert (repository, tag) in (("registry:5000/xla:nightly", "sha256:1"), ("xla", "latest"))
-            return [{"status": "Pulling"}, {"error": "no space left on device"}, {"status": "Digest"}]
-
-    monkeypatch.setattr(docker_engine, "client", Engine)
+    events = [{"status": "Pulling"}, {"error": "no space left on device"}, {"status": "Digest"}]
+    fake_engine.instead("POST /images/create", lambda: iter([json.dumps(event).encode() for event in events]))
     for reference in ("registry:5000/xla:nightly@sha256:1", "xla"):
         with pytest.raises(UserError, match=rf"^no local image {reference}, and .* pulled: no space left on device$"):
-            docker_engine.pull(reference)
-
-
-INSPECTED = """Name:          default
-Driver:        docker
-
-Nodes:
-Name:      default
-Status:    running
-Platforms: linux/amd64, linux/amd64/v2, linux/arm64*
-"""
+            Engine().pull(reference)
+    assert [request.partition("?")[2] for request in fake_engine.requests if "create" in request] == [
+        "tag=sha256%3A1&fromImage=registry%3A5000%2Fxla", "tag=latest&fromImage=xla",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("wanted", "printed", "runs"),
-    [(AMD64, "", True), (ARM64, INSPECTED, True), (ARM64, INSPECTED.replace("arm64", "386"), False), (ARM64, "", True)],
+    ("wanted", "platforms", "runs"),
+    [
+        ("amd64", [], True),
+        ("arm64", ["linux/amd64", "linux/amd64/v2", "linux/arm64*"], True),
+        ("arm64", ["linux/amd64", "linux/386"], False),
+        ("arm64", [], True),
+    ],
 )
 def test_whether_programs_run_is_what_the_engine_says(
-    monkeypatch: pytest.MonkeyPatch, wanted: Architecture, printed: str, runs: bool
+    fake_engine: FakeEngine, wanted: str, platforms: list[str], runs: bool
 ) -> None:
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-    monkeypatch.setattr(docker_engine, "buildx", lambda *_, **__: printed)
-    assert docker_engine.can_run(wanted) is runs
+    fake_engine.platforms = platforms
+    engine = Engine()
+    assert engine.can_run(f"linux/{wanted}") is runs
     if runs:
-        docker_engine.require_emulation(wanted)
+        engine.require_emulation(f"linux/{wanted}")
     else:
         with pytest.raises(
             UserError, match=r"^the engine runs no programs for linux/arm64: run 'trainyard setup --emulation'"
         ):
-            docker_engine.require_emulation(wanted)
+            engine.require_emulation(f"linux/{wanted}")
 
 
 @pytest.mark.parametrize(
     ("of_engine", "wanted", "emulated"),
-    [(AMD64, AMD64, False), (AMD64, ARM64, True), (ARM64, ARM64, False), (ARM64, AMD64, False)],
+    [("amd64", "amd64", False), ("amd64", "arm64", True), ("arm64", "arm64", False), ("arm64", "amd64", False)],
 )
 def test_emulated_arm64_has_a_processor_that_is_fast_to_emulate(
-    monkeypatch: pytest.MonkeyPatch, of_engine: Architecture, wanted: Architecture, emulated: bool
+    fake_engine: FakeEngine, of_engine: str, wanted: str, emulated: bool
 ) -> None:
-    monkeypatch.setattr(docker_engine, "architecture", lambda: of_engine)
-    assert ("QEMU_CPU" in docker_engine.emulated_environment(wanted)) is emulated
+    fake_engine.architecture = of_engine
+    assert ("QEMU_CPU" in Engine().emulated_environment(wanted)) is emulated
 
 
-def test_an_image_that_is_removed_while_images_are_listed_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(identity: str) -> SimpleNamespace:
-        if identity == "removed":
-            raise docker.errors.ImageNotFound("No such image: removed")
-        return SimpleNamespace(id=identity)
-
-    asked: list[object] = []
-
-    def listed(name: str | None, *, filters: object) -> list[dict[str, str]]:
-        asked.append((name, filters))
-        return [{"Id": "kept"}, {"Id": "removed"}]
-
-    engine = SimpleNamespace(api=SimpleNamespace(images=listed), images=SimpleNamespace(get=get))
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
-    assert [image.id for image in docker_engine.images("trainyard")] == ["kept"]
-    assert [image.id for image in docker_engine.images(label="a=b")] == ["kept"]
-    assert asked == [("trainyard", None), (None, {"label": ["a=b"]})]
+def test_an_image_that_is_removed_while_images_are_listed_is_none_of_them(fake_engine: FakeEngine) -> None:
+    kept, removed = (fake_engine.add(f"trainyard:{name}", labels={"a": "b"}) for name in ("kept", "removed"))
+    fake_engine.instead(f"GET /images/{removed.id}/json", Refusal(404, f"No such image: {removed.id}"))
+    assert [image.id for image in Engine().images("trainyard")] == [kept.id]
+    assert [image.id for image in Engine().images(label="a=b")] == [kept.id]

@@ -6,14 +6,15 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from tests.fakes.engine import FakeEngine, Ran
 from tests.fakes.registry import Registry
 from tests.published_images import publish
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.rule_engine import Finding, Severity
 from trainyard.image import plan
 from trainyard.oci import image_index, referrers
@@ -308,12 +309,7 @@ def test_job_writes_a_job_for_gpus_that_the_image_has_code_or_ptx_for(
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     """A repository at a registry; no engine is running."""
-
-    def no_engine() -> None:
-        raise OSError
-
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
-    monkeypatch.setattr(image_metadata.docker_engine, "existing_client", no_engine)
     with Registry() as fake:
         yield Repository(f"{fake.host}/ml/trainyard")
 
@@ -333,7 +329,11 @@ def labelled(repository: Repository, labels: dict[str, str], architecture: str, 
 def checked(tmp_path: Path, reference: str, gpu: str) -> list[Finding]:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(json.loads(json.dumps(vertex(gpu)).replace(IMAGE, reference))))
-    return [finding for finding in files.check_file(path)[1] if finding.rule == "images_have_code_for_the_gpu"]
+    return [
+        finding
+        for finding in files.check_file(path, engine=Engine())[1]
+        if finding.rule == "images_have_code_for_the_gpu"
+    ]
 
 
 def test_labels_at_a_registry_say_what_an_image_has_code_for(repository: Repository, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_each_image_of_an_index_has_what_its_labels_say(repository: Repository) 
         labels = plan.labels(model.load("gpu", architecture.name)) | {"io.trainyard.framework": "torch==2.15.0"}
         made[architecture] = labelled(repository, labels, architecture.name)
     repository.put(image_index.make(made, {}), "both")
-    contents = image_metadata.read_contents(f"{repository.name}:both")
+    contents = image_metadata.read_contents(None, f"{repository.name}:both")
     assert contents.device_codes == held("gpu").device_codes
     assert set(contents.device_codes) == {"amd64", "arm64"}
 
@@ -369,7 +369,7 @@ def test_each_image_of_an_index_has_what_its_labels_say(repository: Repository) 
 )
 def test_labels_in_another_form_are_not_read(repository: Repository, labels: dict[str, str]) -> None:
     labelled(repository, {f"io.trainyard.{name}": value for name, value in labels.items()}, "amd64", "odd")
-    assert image_metadata.read_contents(f"{repository.name}:odd").device_codes == {}
+    assert image_metadata.read_contents(None, f"{repository.name}:odd").device_codes == {}
 
 
 TORCH = {"torch": "2.15.0", "nvidia-cuda-runtime": "13.2.51"}
@@ -399,7 +399,7 @@ def test_packages_in_an_attached_sbom_say_what_a_foreign_image_has_code_for(
     repository: Repository, tmp_path: Path, packages: dict[str, str], capabilities: str
 ) -> None:
     publish(repository, "theirs", python=packages)
-    contents = image_metadata.read_contents(f"{repository.name}:theirs")
+    contents = image_metadata.read_contents(None, f"{repository.name}:theirs")
     assert {arch: code.text for arch, code in contents.device_codes.items()} == (
         {"amd64": capabilities} if capabilities else {}
     )
@@ -410,7 +410,7 @@ def test_packages_in_an_attached_sbom_say_what_a_foreign_image_has_code_for(
 
 def test_a_foreign_image_without_an_sbom_is_not_judged(repository: Repository) -> None:
     publish(repository, "bare", python=TORCH, listed=False)
-    contents = image_metadata.read_contents(f"{repository.name}:bare")
+    contents = image_metadata.read_contents(None, f"{repository.name}:bare")
     assert (contents.versions, contents.device_codes) == ({}, {})
 
 
@@ -422,16 +422,16 @@ def test_a_foreign_image_without_an_sbom_is_not_judged(repository: Repository) -
     ],
 )
 def test_a_local_image_is_known_by_its_record_or_its_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Any, packages: dict[str, str], source: str
+    tmp_path: Path, fake_engine: FakeEngine, record: Any, packages: dict[str, str], source: str
 ) -> None:
-    image = SimpleNamespace(id="sha256:0", labels={}, attrs={"Architecture": "amd64"})
-    engine = SimpleNamespace(images=SimpleNamespace(get=lambda _: image))
-    inside = SimpleNamespace(
-        packages=[SimpleNamespace(name=name, version=version) for name, version in packages.items()]
+    about = {"folder": "/site", "requires": [], "bytes": 1}
+    installed = [{"name": name, "version": version, **about} for name, version in packages.items()]
+    report = json.dumps({"python": "3.12.9", "packages": installed}).encode()
+    fake_engine.add(
+        "us-docker.pkg.dev/p/r/local:1",
+        files={image_metadata.RECORD: json.dumps(record).encode()} if record else {},
+        program=lambda *_: Ran(out=report),
     )
-    monkeypatch.setattr(image_metadata.docker_engine, "existing_client", lambda: engine)
-    monkeypatch.setattr(image_metadata, "_record", lambda _: record)
-    monkeypatch.setattr(image_metadata.probe_runner, "probe", lambda _: inside)
     (finding,) = checked(tmp_path, "us-docker.pkg.dev/p/r/local:1", "NVIDIA_TESLA_P100")
     assert "torch 2.15.0 with CUDA 13.2 has no code for a P100" in finding.what
     assert source in finding.what

@@ -18,7 +18,6 @@ from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import buildx
-from trainyard.oci import docker_engine
 from trainyard.release import batch, events
 from trainyard.spec.model import load, targets
 
@@ -147,10 +146,9 @@ def test_a_failed_build_shows_the_end_of_the_step_and_names_the_log(
     text = "".join(f"#21 0.1 line {number}\n" for number in range(60)) + FAILED
     failed = subprocess.CompletedProcess([], 1, stderr=text)
     monkeypatch.setattr(buildx, "_run", lambda *_, **__: failed)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
     monkeypatch.chdir(tmp_path)
     with caplog.at_level("INFO"), pytest.raises(StepFailed) as refused:
-        buildx.bake("tf-cpu", [], name="", log=tmp_path / "build.log")
+        buildx.bake(Context(), "tf-cpu", [], log=tmp_path / "build.log")
     assert str(refused.value) == (
         f"the build of tf-cpu failed: wheel-torch: Hash mismatch for `torch==2.9.1` (log: {tmp_path / 'build.log'})"
     )
@@ -305,15 +303,14 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(
         return subprocess.CompletedProcess(command, 1, stderr=said[0])
 
     monkeypatch.setattr(buildx, "_run", run)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
     monkeypatch.setattr(time, "sleep", waited.append)
     with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
-        buildx.bake("tf-cpu", [], name="")
+        buildx.bake(Context(), "tf-cpu", [])
     assert (len(started), waited) == (3, [1, 5])
     said[:] = ["ERROR: failed to solve: hash mismatch"]
     with pytest.raises(StepFailed, match="hash mismatch"):
-        buildx.bake("tf-cpu", [], name="")
+        buildx.bake(Context(), "tf-cpu", [])
     said[:] = ["ERROR: failed to solve: base:1: not found"]
     with pytest.raises(StepFailed, match="base:1: not found"):
-        buildx.bake("tf-cpu", [], name="")
+        buildx.bake(Context(), "tf-cpu", [])
     assert (len(started), len(waited)) == (5, 2)

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from sigstore.errors import TUFError
 from sigstore.models import Bundle, ClientTrustConfig
 from sigstore.verify import Verifier, policy
 from tests.claims import CLAIMS, image_to_promote, pushed_image, put_image
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry
 from tests.fakes.sigstore import GITHUB, GOOGLE, Rekor2, Sigstore, inclusion_path, root_hash
 from tests.published_images import artifacts_of
 
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import docker_engine, referrers, statements
+from trainyard.oci import referrers, statements
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.statements import Opened
@@ -465,9 +465,9 @@ def test_a_changed_claim_fails_sign_in_one_line(
 
 
 def test_push_attaches_claims_that_the_identity_signs(
-    sigstore: Sigstore, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    sigstore: Sigstore, registry: Registry, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, spec = pushed_image(registry, monkeypatch), model.load("tf-cpu")
+    image, spec = pushed_image(registry, fake_engine, monkeypatch), model.load("tf-cpu")
     address = f"{registry.host}/ml"
     attached = publish.attach_claims(spec, address, image.digest, IdentitySigner(Context()))
     assert attached == ["signature", "sbom", "verify", "smoke"] and registry.tags == {}
@@ -511,10 +511,6 @@ def test_check_job_takes_an_image_that_the_identity_signed(
     trainyard: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def no_engine() -> None:
-        raise docker.errors.DockerException
-
-    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
     image = put_image(registry)
     reference = f"{place.name}@{image.digest}"
     job = tmp_path / "job.yaml"

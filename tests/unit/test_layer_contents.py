@@ -11,14 +11,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import docker.errors
 import pytest
+from tests.fakes.engine import FakeEngine, Refusal
 from tests.unit.test_verify import changed, good
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.settings import state_folder
 from trainyard.lint.image import contents, core, evidence
 from trainyard.lint.image.evidence import Evidence, Expected, expected
-from trainyard.oci import docker_engine, layer_contents, layers
+from trainyard.oci import layer_contents, layers
 from trainyard.oci.layer_contents import Contents, Item
 from trainyard.spec import state
 
@@ -224,15 +225,8 @@ def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_
     assert expected(spec, OTHER) is None, "the spec has changed since"
 
 
-def test_layers_are_not_readable_in_place_if_the_engine_creates_no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_not_readable_in_place_if_the_engine_creates_no_container(fake_engine: FakeEngine) -> None:
     """Docker 26 refuses images for another platform that it has never unpacked. The caller then reads the blobs."""
-
-    class Engine:
-        containers = property(lambda self: self)
-
-        def create(self, *_: object, **__: object) -> None:
-            raise docker.errors.APIError("", explanation="mismatched image rootfs and manifest layers")
-
-    monkeypatch.setattr(docker_engine, "client", Engine)
-    with layer_contents.folders("mine:1", 2) as folders:
+    fake_engine.instead("POST /containers/create", Refusal(500, "mismatched image rootfs and manifest layers"))
+    with layer_contents.folders(Engine(), "mine:1", 2) as folders:
         assert folders == []

@@ -448,7 +448,7 @@ class Engine:
         self.finding, self.refuses, self.loaded, self.removed = finding, refuses, list[str](), list[str]()
         self.original = ""
         monkeypatch.setattr(Draft, "load", self.load)
-        monkeypatch.setattr(program.docker_engine, "untag", self.removed.append)
+        monkeypatch.setattr(program.ENGINE, "untag", self.removed.append)
         monkeypatch.setattr(program.judge, "verify", self.verify)
 
     def load(self, reference: str) -> None:
@@ -529,7 +529,7 @@ def test_a_foreign_image_passes_alarms_or_is_not_built(tmp_path: Path, monkeypat
 
     removed: list[str] = []
     monkeypatch.setattr(program, "KEPT", tmp_path / "mutations.json")
-    monkeypatch.setattr(foreign.docker_engine, "untag", removed.append)
+    monkeypatch.setattr(foreign.ENGINE, "untag", removed.append)
     monkeypatch.setattr(program.judge, "verify", lambda name: Verdict(1, ("x",)) if "bad" in name else Verdict(0))
     images = {"good": lambda: "base:1", "bad": lambda: f"{foreign.NAME}:bad", "none": impossible}
     monkeypatch.setattr(foreign, "IMAGES", images)

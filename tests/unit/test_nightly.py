@@ -8,10 +8,9 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import docker.errors
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.common.context import Context
@@ -163,7 +162,7 @@ def test_a_package_without_a_version_is_refused_in_a_spec_that_is_no_nightly(wri
 
 @pytest.mark.parametrize("command", ["render", "build"])
 def test_a_nightly_that_was_never_locked_says_so(
-    write_spec: Write, trainyard: Callable[..., Result], command: str
+    fake_engine: FakeEngine, write_spec: Write, trainyard: Callable[..., Result], command: str
 ) -> None:
     folder = write_spec(SPEC)
     status, _, err = trainyard(command, folder)
@@ -208,9 +207,8 @@ class TestFallback:
     """xla-nightly, whose base may be out of reach."""
 
     @pytest.fixture
-    def unreachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(base_image, "digest_of", lambda _: None)
-        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (None, "no such host"))
+    def unreachable(self, fake_engine: FakeEngine) -> None:
+        """The engine that runs has no image, and knows no registry."""
 
     @pytest.mark.usefixtures("unreachable")
     def test_it_is_built_where_the_base_is_out_of_reach(self) -> None:
@@ -223,10 +221,11 @@ class TestFallback:
 
     @pytest.mark.parametrize(("local", "remote"), [("sha256:1", None), (None, "sha256:1")])
     def test_it_is_not_built_where_the_engine_or_a_registry_has_the_base(
-        self, monkeypatch: pytest.MonkeyPatch, local: str | None, remote: str | None
+        self, fake_engine: FakeEngine, local: str | None, remote: str | None
     ) -> None:
-        monkeypatch.setattr(base_image, "digest_of", lambda _: local)
-        monkeypatch.setattr(base_image, "_registry_digest", lambda *_: (remote, "no such host"))
+        if local:
+            fake_engine.add(base_image.configured_reference("xla-nightly"))
+        fake_engine.digest_at_registry = lambda _: remote
         spec = model.load("xla-nightly")
         assert fallback.choose(spec) == (spec, "")
 
@@ -256,21 +255,15 @@ class TestFallback:
             "xla-nightly-fallback is a fallback, built where the base of xla-nightly was out of reach, and never" in err
         )
 
-    def test_a_push_of_the_nightly_names_what_was_built_in_its_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Images:
-            def get(self, reference: str) -> None:
-                raise docker.errors.ImageNotFound(reference)
-
-        monkeypatch.setattr(publish.docker_engine, "client", lambda: SimpleNamespace(images=Images()))
-        local = {"trainyard:xla-nightly-fallback": "sha256:1"}
-        monkeypatch.setattr(publish, "digest_of", local.get)
+    def test_a_push_of_the_nightly_names_what_was_built_in_its_place(self, fake_engine: FakeEngine) -> None:
+        fake_engine.add("trainyard:xla-nightly-fallback")
         with pytest.raises(UserError) as error:
             publish.image_to_push(model.load("xla-nightly"))
         assert str(error.value) == (
             "no local image trainyard:xla-nightly: xla-nightly-fallback was built in its place; 'trainyard push "
             "xla-nightly-fallback' pushes that under its name"
         )
-        local.clear()
+        fake_engine.images.clear()
         with pytest.raises(UserError, match="run 'trainyard image xla-nightly' first"):
             publish.image_to_push(model.load("xla-nightly"))
 

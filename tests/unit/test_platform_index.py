@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.claims import CLAIMS
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.errors import UserError
@@ -182,21 +183,20 @@ def test_an_index_is_not_promoted_if_one_of_its_images_did_not_pass(stored: Regi
 
 
 def test_the_index_that_is_promoted_by_default_is_that_of_this_hosts_images(
-    stored: Registry, pushed: Manifest, monkeypatch: pytest.MonkeyPatch
+    stored: Registry, pushed: Manifest, fake_engine: FakeEngine
 ) -> None:
     images = image_index.images(json.loads(pushed.body))
     local = {"trainyard:tf-cpu": images["linux/amd64"], "trainyard:tf-cpu-arm64": images["linux/arm64"]}
-    monkeypatch.setattr(platform_index, "digest_of", local.get)
     for name, digest in local.items():
+        fake_engine.add(name, digest=digest)
         passed(name.partition(":")[2], digest)
     promotion.promote(model.load("tf-cpu", "amd64"), f"{stored.host}/ml")
     assert stored.tags["tf-cpu"] == pushed.digest
 
 
-def test_an_image_that_did_not_pass_is_in_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        platform_index, "digest_of", {"trainyard:tf-cpu": "sha256:1", "trainyard:tf-cpu-arm64": "sha256:2"}.get
-    )
+def test_an_image_that_did_not_pass_is_in_no_index(fake_engine: FakeEngine) -> None:
+    fake_engine.add("trainyard:tf-cpu", digest="sha256:1")
+    fake_engine.add("trainyard:tf-cpu-arm64", digest="sha256:2")
     passed("tf-cpu", "sha256:1")
     state.record(state_folder() / "tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
     assert platform_index.images_of_host(model.load("tf-cpu", "amd64")) == {AMD64: "sha256:1"}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import docker.errors
 import pytest
-import requests
+from tests.fakes.engine import FakeEngine, Ran
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
-from trainyard.oci import docker_engine, probe_runner
+from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, Library, NoPython, ProbeFailed
-from trainyard.spec.architectures import AMD64
 
 PACKAGE = {"name": "a", "version": "1", "folder": "/site", "requires": ["b"], "tags": ["py3-none-any"], "bytes": 3}
 REPORT: dict[str, Any] = {
@@ -31,59 +29,29 @@ REPORT: dict[str, Any] = {
 }
 
 
-class Container:
-    """A container whose program prints ``out``, then ``err``, and ends with ``status`` or an exception."""
-
-    def __init__(self, out: bytes, err: bytes = b"", status: int | Exception = 0) -> None:
-        self.out, self.err, self.status = out, err, status
-        self.given: dict[str, Any] = {}
-        self.removed = 0
-
-    def create(self, *_: object, **options: Any) -> Container:
-        self.given = options
-        return self
-
-    def start(self) -> None:
-        if isinstance(self.status, docker.errors.APIError) and not isinstance(self.status, docker.errors.NotFound):
-            raise self.status
-
-    def wait(self, timeout: float) -> dict[str, int]:
-        assert timeout <= 300
-        if isinstance(self.status, Exception):
-            raise self.status
-        return {"StatusCode": self.status}
-
-    def logs(self, *, stdout: bool = True, stderr: bool = True) -> bytes:
-        return self.err if stderr and not stdout else self.out
-
-    def remove(self, **_: bool) -> None:
-        self.removed += 1
-
-
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Container]:
-    """``engine(b"{}", status=1)``: the container that an engine creates."""
-    monkeypatch.setattr(docker_engine, "architecture_of", lambda _: AMD64)
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+def python(fake_engine: FakeEngine) -> Callable[..., FakeEngine]:
+    """``python(b"{}", status=1)``: an engine with an image whose Python does that."""
 
-    def make(*given: Any, **more: Any) -> Container:
-        made = Container(*given, **more)
-        monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(containers=made))
-        return made
+    def make(out: bytes = b"", err: bytes = b"", *, status: int = 0, ends: bool = True) -> FakeEngine:
+        fake_engine.add("image", program=lambda *_: Ran(status, out, err, ends))
+        return fake_engine
 
     return make
 
 
-def test_a_report_is_read(engine: Callable[..., Container]) -> None:
-    container = engine(json.dumps(REPORT | {"of a newer version": 1}).encode())
-    found = probe_runner.probe("image", *probe_runner.PARTS)
+def test_a_report_is_read(python: Callable[..., FakeEngine]) -> None:
+    engine = python(json.dumps(REPORT | {"of a newer version": 1}).encode())
+    given: dict[str, Any] = {}
+    engine.afterwards("POST /containers/create", lambda: given.update(engine.resources[0].given["HostConfig"]))
+    found = probe_runner.probe(Engine(), "image", *probe_runner.PARTS)
     assert found.packages == (Distribution("a", "1", "/site", ("b",), 3, ("py3-none-any",)),)
     assert (found.python, found.sources, found.stale) == ("3.13.5", 1, ("/site/a.py",))
     assert found.libraries == {"/site/a.so": Library(("9.0",), ())} and found.ptxas == {"/site/ptxas": "12.9"}
-    assert container.given["network_mode"] == "none" and container.given["read_only"]
-    assert {"pids_limit", "mem_limit"} <= container.given.keys()
-    assert container.given["log_config"].config == {"max-size": "64m"}, "what is read has no other limit"
-    assert container.removed == 1
+    assert given["NetworkMode"] == "none" and given["ReadonlyRootfs"]
+    assert given["PidsLimit"] and given["Memory"]
+    assert given["LogConfig"]["Config"] == {"max-size": "64m"}, "what is read has no other limit"
+    assert engine.resources == [] and len(engine.removed) == 1
 
 
 def changed(*path: str | int, to: object) -> bytes:
@@ -116,32 +84,36 @@ def changed(*path: str | int, to: object) -> bytes:
         (changed("ptxas", to=None), "ptxas "),
     ],
 )
-def test_what_is_no_report_is_one_line(engine: Callable[..., Container], printed: bytes, said: str) -> None:
-    container = engine(printed)
+def test_what_is_no_report_is_one_line(python: Callable[..., FakeEngine], printed: bytes, said: str) -> None:
+    engine = python(printed)
     with pytest.raises(ProbeFailed, match=rf"^image: .*{said}") as raised:
-        probe_runner.probe("image")
+        probe_runner.probe(Engine(), "image")
     assert str(raised.value).isprintable()
-    assert container.removed == 1
+    assert engine.resources == [] and len(engine.removed) == 1
 
 
-def test_a_python_that_fails_is_its_last_line(engine: Callable[..., Container]) -> None:
-    engine(b"", b"Traceback\n\x1b[2JImportError: no json\n", status=1)
+def test_a_python_that_fails_is_its_last_line(python: Callable[..., FakeEngine]) -> None:
+    python(b"", b"Traceback\n\x1b[2JImportError: no json\n", status=1)
     with pytest.raises(ProbeFailed, match=r"cannot list what is installed: \\x1b\[2JImportError: no json$"):
-        probe_runner.probe("image")
+        probe_runner.probe(Engine(), "image")
 
 
-@pytest.mark.parametrize(
-    "error", [requests.exceptions.ReadTimeout(), requests.exceptions.ConnectionError(), docker.errors.NotFound("x")]
-)
-def test_a_python_that_does_not_end_is_given_up(engine: Callable[..., Container], error: Exception) -> None:
-    container = engine(b"", status=error)
+def test_a_python_that_does_not_end_is_given_up(python: Callable[..., FakeEngine]) -> None:
+    engine = python(ends=False)
+    with pytest.raises(StepFailed, match=r"^image: its python3 does not end: given up after 1 s$"):
+        probe_runner.probe(Engine(look_seconds=1), "image")
+    assert len(engine.removed) == 1, "and no other name of Python is tried"
+
+
+def test_a_python_whose_container_is_removed_meanwhile_is_given_up(python: Callable[..., FakeEngine]) -> None:
+    engine = python(ends=False)
+    engine.afterwards("POST /containers/.*/start", lambda: engine.resources.clear())
     with pytest.raises(StepFailed, match=r"^image: its python3 does not end: given up after 300 s$"):
-        probe_runner.probe("image")
-    assert container.removed == 1, "and no other name of Python is tried"
+        probe_runner.probe(Engine(), "image")
 
 
-def test_an_image_without_python_is_named(engine: Callable[..., Container]) -> None:
-    container = engine(b"", status=docker.errors.APIError("x", explanation="exec: python3: not found"))
-    with pytest.raises(NoPython, match=r"^image: cannot run its Python: exec: python3: not found$"):
-        probe_runner.probe("image")
-    assert container.removed == 2
+def test_an_image_without_python_is_named(fake_engine: FakeEngine) -> None:
+    fake_engine.add("image")
+    with pytest.raises(NoPython, match=r'^image: cannot run its Python: exec: "python": executable file not found'):
+        probe_runner.probe(Engine(), "image")
+    assert len(fake_engine.removed) == 2 and fake_engine.resources == []

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
@@ -157,26 +159,22 @@ REFUSED = (
     ids=["blobs that another push sends", "a manifest that stays refused", "credentials"],
 )
 def test_a_push_is_repeated_if_another_still_sends_its_blobs(
-    monkeypatch: pytest.MonkeyPatch, errors: list[str], calls: int, words: str
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, errors: list[str], calls: int, words: str
 ) -> None:
     answers = iter(errors)
-    started: list[str] = []
     waited: list[float] = []
 
-    class Engine:
-        api = property(lambda self: self)
+    def events(_reference: str) -> list[dict[str, str]]:
+        error = next(answers)
+        return [{"id": "a", "status": "Pushed"}, {"error": error} if error else {"id": "b", "status": "Pushed"}]
 
-        def push(self, name: str, *_: object, **__: object) -> list[dict[str, str]]:
-            started.append(name)
-            error = next(answers)
-            return [{"id": "a", "status": "Pushed"}, {"error": error} if error else {"id": "b", "status": "Pushed"}]
-
-    monkeypatch.setattr(registry.docker_engine, "client", Engine)
+    fake_engine.push_events = events
+    fake_engine.add("localhost:5000/team/trainyard:big")
     monkeypatch.setattr(time, "sleep", waited.append)
     pushed: list[tuple[str, str]] = []
     with pytest.raises(StepFailed, match=words) if words else contextlib.nullcontext():
-        pushed.extend(registry.push("localhost:5000/team/trainyard:big"))
-    assert started == ["localhost:5000/team/trainyard"] * calls
+        pushed.extend(registry.push(Engine(), "localhost:5000/team/trainyard:big"))
+    assert fake_engine.pushed == ["localhost:5000/team/trainyard:big"] * calls
     assert waited == [2, 10][: calls - 1]
     assert pushed == [("a", "uploaded")] + ([] if words else [("b", "uploaded")])
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -28,7 +27,7 @@ from tests.fakes.registry import Answer, Registry, sha256
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
-from trainyard.oci import docker_engine, image_index, image_store, inventory, referrers, statements, transport
+from trainyard.oci import image_index, image_store, inventory, referrers, statements, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import claims, predicates, promotion
@@ -47,14 +46,9 @@ SBOM = {
 }
 
 
-def no_engine() -> None:
-    raise docker.errors.DockerException
-
-
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
-    monkeypatch.setattr(docker_engine, "existing_client", no_engine)
     monkeypatch.setattr(promotion, "_WAIT", 0)
 
 

@@ -13,19 +13,18 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from matplotlib.text import Text
+from tests.fakes.engine import FakeEngine, Image, Ran, Resource
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
-from trainyard.spec.architectures import AMD64, ARM64, Architecture
+from trainyard.spec.architectures import ARM64, Architecture
 from trainyard_jobs.commands.job import rehearse
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model.image_metadata import Contents
@@ -137,162 +136,150 @@ AXION, N1 = machines.hosts_of("c4a-standard-4"), machines.hosts_of("n1-standard-
 AT_REGISTRY = "r.example/team/trainyard:cpu"
 
 
-class Engine:
-    """An engine for amd64 with local images; it emulates arm64 if ``emulates``, and pulls what ``platforms`` has.
-
-    Attributes:
-        platforms: those that the registry has the image for; None if it does not answer.
-        pulled: reference and architecture of every pull.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.local: list[SimpleNamespace] = []
-        self.emulates = True
-        self.platforms: tuple[str, ...] | None = None
-        self.pulled: list[tuple[str, Architecture | None]] = []
-        monkeypatch.setattr(docker_engine, "images", lambda: self.local)
-        monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-        monkeypatch.setattr(docker_engine, "can_run", lambda wanted: wanted == AMD64 or self.emulates)
-        monkeypatch.setattr(docker_engine, "pull", self._pull)
-        monkeypatch.setattr(docker_engine, "image", lambda name, **_: self._image(name))
-        monkeypatch.setattr(image_metadata, "at_registry", self._at_registry)
-
-    def add(self, name: str, architecture: str, target: str = "cpu") -> None:
-        labels = {"io.trainyard.target": target, "io.trainyard.framework": "torch==2.9.1"}
-        image = SimpleNamespace(tags=[name], id=f"sha256:{name}", labels=labels, attrs={"Architecture": architecture})
-        self.local.append(image)
-
-    def _image(self, name: str) -> SimpleNamespace:
-        return next(one for one in self.local if name in one.tags)
-
-    def _pull(self, reference: str, wanted: Architecture | None = None) -> SimpleNamespace:
-        self.pulled.append((reference, wanted))
-        if self.platforms is None or (wanted or AMD64).platform not in self.platforms:
-            raise UserError(f"no local image {reference}, and it cannot be pulled: no matching manifest")
-        return SimpleNamespace(tags=[reference], id="sha256:index", labels={}, attrs={"Architecture": "amd64"})
-
-    def _at_registry(self, reference: str) -> Contents:
-        if self.platforms is None:
-            raise image_metadata.ImageUnavailableError("connection refused")
-        return Contents(reference, platforms=self.platforms)
+BOTH = ("linux/amd64", "linux/arm64")
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    return Engine(monkeypatch)
+def engine(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """An engine for amd64 that emulates arm64; the registry does not answer."""
+    fake_engine.platforms.append("linux/arm64")
+    at_registry(fake_engine, monkeypatch, ())
+    return fake_engine
+
+
+@pytest.fixture
+def registry_has(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``registry_has("linux/amd64")``: the platforms that the registry has the image for."""
+    return lambda *platforms: at_registry(engine, monkeypatch, platforms)
+
+
+def at_registry(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, platforms: tuple[str, ...]) -> None:
+    def look_up(reference: str) -> Contents:
+        if not platforms:
+            raise image_metadata.ImageUnavailableError("connection refused")
+        return Contents(reference, platforms=platforms)
+
+    monkeypatch.setattr(image_metadata, "at_registry", look_up)
+    engine.at_registries = {AT_REGISTRY: Image("sha256:index", platforms=list(platforms))} if platforms else {}
+
+
+def add(engine: FakeEngine, name: str, architecture: str, target: str = "cpu") -> None:
+    labels = {"io.trainyard.target": target, "io.trainyard.framework": "torch==2.9.1"}
+    engine.add(name, digest=f"sha256:{name}", labels=labels, architecture=architecture)
 
 
 @pytest.mark.parametrize(("hosts", "architecture"), [(AXION, ARM64), (N1, None), (machines.UNKNOWN_HOSTS, None)])
 def test_the_image_of_an_index_is_the_one_for_the_jobs_machines(
-    engine: Engine, hosts: Hosts, architecture: Architecture | None
+    engine: FakeEngine, registry_has: Callable[..., None], hosts: Hosts, architecture: Architecture | None
 ) -> None:
     """Under emulation, with a processor that is emulated fast, if the engine has another architecture."""
-    engine.platforms = ("linux/amd64", "linux/arm64")
-    found = images.find(AT_REGISTRY, hosts=hosts)
+    registry_has(*BOTH)
+    found = images.find(Engine(), AT_REGISTRY, hosts=hosts)
     assert (found.id, found.note, found.architecture) == ("sha256:index", "", architecture)
-    assert engine.pulled == [(AT_REGISTRY, {AXION: ARM64, N1: AMD64}.get(hosts))]
-    assert (found.platform, bool(found.environment())) == (("linux/arm64", True) if architecture else (None, False))
+    assert engine.pulls == [(AT_REGISTRY, {AXION: "linux/arm64", N1: "linux/amd64"}.get(hosts, ""))]
+    assert (found.platform, bool(found.environment(Engine()))) == (
+        ("linux/arm64", True) if architecture else (None, False)
+    )
 
 
-def test_a_local_image_for_other_machines_is_pulled_again_for_those_of_the_job(engine: Engine) -> None:
-    engine.add(AT_REGISTRY, "amd64")
-    engine.platforms = ("linux/amd64", "linux/arm64")
-    assert images.find(AT_REGISTRY, hosts=AXION).architecture == ARM64
-    assert images.find(AT_REGISTRY, hosts=N1).id == f"sha256:{AT_REGISTRY}", "the local one"
-    assert [wanted for _, wanted in engine.pulled] == [ARM64]
+def test_a_local_image_for_other_machines_is_pulled_again_for_those_of_the_job(
+    engine: FakeEngine, registry_has: Callable[..., None]
+) -> None:
+    add(engine, AT_REGISTRY, "amd64")
+    registry_has(*BOTH)
+    assert images.find(Engine(), AT_REGISTRY, hosts=N1).id == f"sha256:{AT_REGISTRY}", "the local one"
+    assert images.find(Engine(), AT_REGISTRY, hosts=AXION).architecture == ARM64
+    assert engine.pulls == [(AT_REGISTRY, "linux/arm64")]
 
 
-def test_the_local_image_of_the_target_for_the_jobs_machines_is_used(engine: Engine) -> None:
-    engine.add("trainyard:cpu", "amd64")
-    engine.add("trainyard:cpu-arm64", "arm64")
+def test_the_local_image_of_the_target_for_the_jobs_machines_is_used(engine: FakeEngine) -> None:
+    add(engine, "trainyard:cpu", "amd64")
+    add(engine, "trainyard:cpu-arm64", "arm64")
     for hosts, name, architecture in ((AXION, "cpu-arm64", ARM64), (N1, "cpu", None)):
-        found = images.find(AT_REGISTRY, hosts=hosts)
+        found = images.find(Engine(), AT_REGISTRY, hosts=hosts)
         assert (found.id, found.architecture) == (f"sha256:trainyard:{name}", architecture)
         assert found.note.startswith(f"the local trainyard:{name} is used for {AT_REGISTRY}")
 
 
-def test_an_image_that_is_not_for_the_machines_is_reported_as_check_job_reports_it(engine: Engine) -> None:
-    engine.add("trainyard:cpu-arm64", "amd64")
-    engine.platforms = ("linux/amd64",)
+def test_an_image_that_is_not_for_the_machines_is_reported_as_check_job_reports_it(
+    engine: FakeEngine, registry_has: Callable[..., None]
+) -> None:
+    add(engine, "trainyard:cpu-arm64", "amd64")
+    registry_has("linux/amd64")
     with pytest.raises(UserError) as error:
-        images.find(AT_REGISTRY, hosts=AXION)
+        images.find(Engine(), AT_REGISTRY, hosts=AXION)
     assert str(error.value) == (
         f"{AT_REGISTRY}: machines of type c4a-standard-4 run linux/arm64; the image is for linux/amd64: push an image "
         "of a target that has linux/arm64 ('trainyard list'), or use other machines"
     )
-    assert not engine.pulled
+    assert not engine.pulls
 
 
-def test_an_engine_that_cannot_run_the_image_is_one_line(engine: Engine) -> None:
-    engine.emulates = False
-    engine.platforms = ("linux/amd64", "linux/arm64")
+def test_an_engine_that_cannot_run_the_image_is_one_line(engine: FakeEngine, registry_has: Callable[..., None]) -> None:
+    engine.platforms = ["linux/amd64"]
+    registry_has(*BOTH)
     with pytest.raises(
         UserError, match=r"^the engine runs no programs for linux/arm64: run 'trainyard setup --emulation'"
     ):
-        images.find(AT_REGISTRY, hosts=AXION)
-    engine.add("trainyard:cpu-arm64", "arm64")
+        images.find(Engine(), AT_REGISTRY, hosts=AXION)
+    add(engine, "trainyard:cpu-arm64", "arm64")
     with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64"):
-        images.find("trainyard:cpu-arm64")
+        images.find(Engine(), "trainyard:cpu-arm64")
     with pytest.raises(UserError, match=r"^the engine runs no programs for linux/arm64"):
-        images.find(AT_REGISTRY, "trainyard:cpu-arm64", N1)
-    assert not engine.pulled
+        images.find(Engine(), AT_REGISTRY, "trainyard:cpu-arm64", N1)
+    assert not engine.pulls
 
 
 @pytest.mark.parametrize(
     ("reference", "emulates"), [("trainyard:cpu", True), (AT_REGISTRY, True), (AT_REGISTRY, False)]
 )
 def test_what_was_built_on_this_machine_is_run_with_a_note_where_nothing_else_can_be(
-    engine: Engine, reference: str, emulates: bool
+    engine: FakeEngine, registry_has: Callable[..., None], reference: str, emulates: bool
 ) -> None:
     """As on a laptop with arm64, for a job on x86-64 machines; here, the other way round."""
-    engine.emulates = emulates
-    engine.platforms = None if emulates else ("linux/amd64", "linux/arm64")
-    engine.add("trainyard:cpu", "amd64")
-    found = images.find(reference, hosts=AXION)
+    engine.platforms = list(BOTH) if emulates else ["linux/amd64"]
+    if not emulates:
+        registry_has(*BOTH)
+    add(engine, "trainyard:cpu", "amd64")
+    found = images.find(Engine(), reference, hosts=AXION)
     assert (found.id, found.architecture) == ("sha256:trainyard:cpu", None)
     assert found.note == (
         f"the local image for linux/amd64 is run for {reference}: machines of type c4a-standard-4 run linux/arm64"
     )
 
 
-def test_an_image_that_is_nowhere_is_one_line(engine: Engine) -> None:
-    engine.add("trainyard:cup", "amd64", "cup")
+def test_an_image_that_is_nowhere_is_one_line(engine: FakeEngine) -> None:
+    add(engine, "trainyard:cup", "amd64", "cup")
     for reference in ("trainyard:cpu", AT_REGISTRY):
         with pytest.raises(UserError, match=rf"^no local image for {reference} \(did you mean 'cup'\?\): build it"):
-            images.find(reference, hosts=N1)
+            images.find(Engine(), reference, hosts=N1)
 
 
-def test_containers_are_created_for_the_platform_of_their_image(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def variables(container: Resource) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in container.given.get("Env") or ())
+
+
+def test_containers_are_created_for_the_platform_of_their_image(fake_engine: FakeEngine, tmp_path: Path) -> None:
     """The fakes', too: they run in the image of the job."""
-    created: list[dict[str, Any]] = []
-
-    def create(*_: object, **options: Any) -> SimpleNamespace:
-        created.append(options)
-        lines = iter([b'{"url": "http://fake"}'])
-        return SimpleNamespace(put_archive=lambda *_: None, start=lambda: None, logs=lambda **_: lines)
-
-    api = SimpleNamespace(create_endpoint_config=lambda **_: {})
-    engine = SimpleNamespace(api=api, containers=SimpleNamespace(create=create), info=dict)
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
+    fake_engine.add("job", digest="sha256:0", program=lambda *_: Ran(out=b'{"url": "http://fake"}\n'))
     for architecture, expected in ((ARM64, ("linux/arm64", "neoverse-n1")), (None, (None, None))):
         image = LocalImage("sha256:0", "", True, architecture)
-        found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
+        found = sandbox.RehearsalSandbox(Engine(), REHEARSAL, image, tmp_path, [])
         found._start_storage()
         found._start_google_cloud()
         found.create_replica(CHIEF, image, sandbox.Limits(1, 1 << 30), {})
-        assert [(one["platform"], one["environment"].get("QEMU_CPU")) for one in created] == [expected] * 3
-        created.clear()
+        created = fake_engine.of_kind("container")
+        assert [(one.given["platform"], variables(one).get("QEMU_CPU")) for one in created] == [expected] * 3
+        fake_engine.resources.clear()
 
 
 # --- the sandbox -------------------------------------------------------------------------------------------------
 
 
-def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    engine = MagicMock()
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+def test_a_volume_shows_its_folder_of_the_bucket(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_engine.add("job", digest="sha256:0")
     mounts = (
         Mount("/in", "data", "a/b", read_only=True),
         Mount("/again", "data", "a/b"),
@@ -301,11 +288,11 @@ def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch
         Mount("/none", read_only=True),
     )
     image = LocalImage("sha256:0", "", True, None)
-    found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
+    found = sandbox.RehearsalSandbox(Engine(), REHEARSAL, image, tmp_path, [])
     found.create_replica(dataclasses.replace(CHIEF, mounts=mounts), image, sandbox.Limits(1, 1 << 30), {})
-    given = engine.containers.create.call_args.kwargs
+    given = fake_engine.of_kind("container")[-1].given["HostConfig"]
     data = tmp_path / "data"
-    assert [(one["Target"], one["Source"], one["ReadOnly"]) for one in given["mounts"]] == [
+    assert [(one["Target"], one["Source"], one["ReadOnly"]) for one in given["Mounts"]] == [
         ("/in", str(data / "a" / "b"), True),
         ("/again", str(data / "a" / "b"), False),
         ("/all", str(data), False),
@@ -314,16 +301,15 @@ def test_a_volume_shows_its_folder_of_the_bucket(monkeypatch: pytest.MonkeyPatch
     (data / "link").symlink_to(tmp_path)
     found.close()
     assert [(one.stat().st_mode & 0o777) for one in (data / "a" / "b", data / "a", data)] == [0o700] * 3
-    assert given["tmpfs"] == {"/shm": "mode=1777", "/none": "mode=1777,ro"}
-    assert given["volumes"] == {str(tmp_path): {"bind": "/gcs", "mode": "rw"}}
+    assert given["Tmpfs"] == {"/shm": "mode=1777", "/none": "mode=1777,ro"}
+    assert given["Binds"] == [f"{tmp_path}:/gcs:rw"]
 
 
 def test_folders_of_buckets_have_their_permissions_again_after_a_rehearsal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of folders that only their owner may enter, and of those that all may read; links are not followed."""
-    engine = MagicMock()
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    fake_engine.add("job", digest="sha256:0")
     monkeypatch.setattr(sandbox.RehearsalSandbox, "_start_storage", lambda _: None)
     monkeypatch.setattr(sandbox.RehearsalSandbox, "_start_google_cloud", lambda _: None)
     buckets = tmp_path / "buckets"
@@ -333,7 +319,7 @@ def test_folders_of_buckets_have_their_permissions_again_after_a_rehearsal(
     tmp_path.chmod(0o711)
     image = LocalImage("sha256:0", "", True, None)
     for _ in range(2):
-        with sandbox.RehearsalSandbox(REHEARSAL, image, buckets, ["own", "all", "new"]):
+        with sandbox.RehearsalSandbox(Engine(), REHEARSAL, image, buckets, ["own", "all", "new"]):
             opened = {one.name: one.stat().st_mode & 0o777 for one in buckets.iterdir() if not one.is_symlink()}
             (buckets / "by a container").mkdir(mode=0o777, exist_ok=True)
             if not (buckets / "link").is_symlink():
@@ -346,18 +332,17 @@ def test_folders_of_buckets_have_their_permissions_again_after_a_rehearsal(
 
 @pytest.mark.parametrize(("bucket", "folder"), [("..", ""), ("/etc", ""), ("data", "../other"), ("data", "a/link")])
 def test_a_volume_shows_nothing_outside_of_its_bucket(
-    bucket: str, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    bucket: str, folder: str, fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
-    engine = MagicMock()
-    monkeypatch.setattr(docker_engine, "client", lambda: engine)
+    fake_engine.add("job", digest="sha256:0")
     (tmp_path / "data" / "a").mkdir(parents=True)
     (tmp_path / "data" / "a" / "link").symlink_to("/etc")
     image = LocalImage("sha256:0", "", True, None)
-    found = sandbox.RehearsalSandbox(REHEARSAL, image, tmp_path, [])
+    found = sandbox.RehearsalSandbox(Engine(), REHEARSAL, image, tmp_path, [])
     chief = dataclasses.replace(CHIEF, mounts=(Mount("/in", bucket, folder),))
     with pytest.raises(UserError, match=rf"^the volume at /in: {bucket}/{folder} is not a folder of a bucket$"):
         found.create_replica(chief, image, sandbox.Limits(1, 1 << 30), {})
-    assert not engine.containers.create.called
+    assert not fake_engine.resources
 
 
 def test_buckets_are_those_the_job_names() -> None:
@@ -368,18 +353,13 @@ def test_buckets_are_those_the_job_names() -> None:
     assert sandbox.buckets_named(documents) == ["fused", "my-data", "out.b_c"]
 
 
-class _Engine:
-    def info(self) -> dict[str, int]:
-        return {"MemTotal": 8 << 30, "NCPU": 2}
-
-
-def test_replicas_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox.docker_engine, "client", _Engine)
-    assert sandbox.limits(1) == sandbox.Limits(2, int((8 << 30) * 0.85))
-    assert sandbox.limits(4) == sandbox.Limits(1, int((8 << 30) * 0.85 / 4))
-    assert sandbox.limits(4, cpus=0.5, memory=1 << 20) == sandbox.Limits(0.5, 1 << 20)
+def test_replicas_share_the_machine(fake_engine: FakeEngine) -> None:
+    fake_engine.info |= {"MemTotal": 8 << 30, "NCPU": 2}
+    assert sandbox.limits(Engine(), 1) == sandbox.Limits(2, int((8 << 30) * 0.85))
+    assert sandbox.limits(Engine(), 4) == sandbox.Limits(1, int((8 << 30) * 0.85 / 4))
+    assert sandbox.limits(Engine(), 4, cpus=0.5, memory=1 << 20) == sandbox.Limits(0.5, 1 << 20)
     with pytest.raises(UserError, match="64 replicas on a machine"):
-        sandbox.limits(64)
+        sandbox.limits(Engine(), 64)
 
 
 def test_an_archive_has_files_folders_and_links() -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine
 from trainyard.release import reproduce
 from trainyard.release.reproduce import Build, Difference, Listing
 from trainyard.spec.model import load
@@ -109,16 +109,12 @@ def test_too_little_space_is_reported_before_anything_is_built(
     write_spec: Callable[[str], str],
     spec_text: str,
     tmp_path: Any,
-    engine_builds: None,
+    fake_engine: FakeEngine,
 ) -> None:
     from collections import namedtuple
 
-    class Engine:
-        def info(self) -> dict[str, str]:
-            return {"DockerRootDir": str(tmp_path)}
-
+    fake_engine.info["DockerRootDir"] = str(tmp_path)
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(docker_engine, "client", Engine)
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "none"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4_000_000_000))
     spec = load(write_spec(spec_text))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
-import stat
 import subprocess
 import sys
 import types
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine, Ran
 
 from trainyard.common.errors import UserError
 from trainyard.image import local_run, plan
@@ -253,35 +252,25 @@ def test_a_target_of_the_catalogue_has_no_code_to_mount() -> None:
 
 
 @pytest.fixture
-def run(workspace: Callable[..., Spec], tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(workspace: Callable[..., Spec], fake_engine: FakeEngine) -> Callable[..., subprocess.CompletedProcess[str]]:
     """``run("--", "--epochs", "1", code="sha256:...")``: the command in a repository, as a process."""
     spec = workspace()
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    fake_engine.docker = lambda words, _: Ran(7, "".join(f"{word}\n" for word in words).encode())
     script = (
-        "import sys, types, docker.errors\n"
+        "import sys\n"
         "from trainyard import cli\n"
-        "from trainyard.oci import docker_engine\n"
         "from trainyard.image import local_run\n"
-        "class Engine:\n"
-        "    images = property(lambda self: self)\n"
-        "    def info(self): return {}\n"
-        "    def get(self, reference):\n"
-        "        if sys.argv[1] == 'missing': raise docker.errors.ImageNotFound('x')\n"
-        "        return types.SimpleNamespace(labels={'io.trainyard.code': sys.argv[1]})\n"
-        "docker_engine.client = Engine\n"
         "if sys.argv[1] == 'current':\n"
         "    local_run.code_changed = lambda spec, labels: False\n"
         "sys.exit(cli.run(['run', *sys.argv[2:]]))\n"
     )
 
     def call(*arguments: str, code: str = "current") -> subprocess.CompletedProcess[str]:
+        if code != "missing":
+            fake_engine.add("trainyard:mine", labels={"io.trainyard.code": code})
         return subprocess.run(
             [sys.executable, "-c", script, code, *arguments],
             cwd=spec.folder / "src",
-            env=os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -321,9 +310,9 @@ def test_the_output_folder_is_made(run: Callable[..., subprocess.CompletedProces
 
 
 def test_a_value_of_a_variable_reaches_docker_and_nobody_else(
-    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    run: Callable[..., subprocess.CompletedProcess[str]], fake_engine: FakeEngine
 ) -> None:
-    (tmp_path / "bin" / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$*"\ntest "$TOKEN" = hunter2\n')
+    fake_engine.docker = lambda words, given: Ran(int(given["TOKEN"] != "hunter2"), " ".join(words).encode())
     found = run("--env", "TOKEN=hunter2")
     assert found.returncode == 0, "docker did not get the value"
     assert "--env TOKEN trainyard:mine" in found.stdout and "--env TOKEN trainyard:mine" in found.stderr

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from trainyard.common.docker_engine import OWNED, OWNER, in_use, resource_labels
 from trainyard.common.errors import StepFailed
 from trainyard.image import base_image, smoke_test
 from trainyard.image.smoke_test import Finished
-from trainyard.oci import docker_engine
 
 GOOD: dict[str, Any] = {
     "event": "summary",
@@ -85,11 +85,11 @@ def test_the_summary_is_the_last_one_and_other_json_is_ignored() -> None:
 
 
 def test_resources_of_a_running_process_are_in_use() -> None:
-    assert docker_engine.in_use(docker_engine.resource_labels("test") | {docker_engine.OWNER: str(os.getppid())})
-    assert not docker_engine.in_use(docker_engine.resource_labels("test")), "what this process made, it may remove"
-    assert not docker_engine.in_use({docker_engine.OWNED: "test", docker_engine.OWNER: str(2**22 + 1)})
-    assert not docker_engine.in_use({docker_engine.OWNED: "test", docker_engine.OWNER: "rubbish"})
-    assert not docker_engine.in_use(None)
+    assert in_use(resource_labels("test") | {OWNER: str(os.getppid())})
+    assert not in_use(resource_labels("test")), "what this process made, it may remove"
+    assert not in_use({OWNED: "test", OWNER: str(2**22 + 1)})
+    assert not in_use({OWNED: "test", OWNER: "rubbish"})
+    assert not in_use(None)
 
 
 def test_a_base_is_bootstrapped_from_the_hosts_own_sources() -> None:

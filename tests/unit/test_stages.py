@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -11,23 +12,30 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.test_walk import DIGEST, Engine, engine  # noqa: F401
+from tests.fakes.engine import FakeEngine, Ran
+from tests.unit.test_verify import good
 
 from trainyard.common import console, stages
-from trainyard.image import build
+from trainyard.image import build, plan, smoke_test
 from trainyard.image.wheel_layers import WheelLayer
-from trainyard.oci import docker_engine
+from trainyard.oci import layers, probe_runner
+from trainyard.oci.layers import Stored
 from trainyard.release import candidate
 from trainyard.sandbox import containers
 from trainyard.spec import model, state
 from trainyard.spec.lock import Pin
 
 Run = Callable[..., tuple[int, str, str]]
+
+DIGEST = "sha256:" + "1" * 64
+
+#: What is found out about an image that trains.
+TRAINED = {"passed": True, "level": "trained", "notes": [], "seconds": 1.0, "accuracy": 99.0, "seconds_to_stop": 1.0}
 
 #: A process with a command whose stage `build` does what follows.
 STARTED = """\
@@ -204,13 +212,45 @@ def test_a_failed_stage_has_no_last_line() -> None:
     assert (done.returncode, done.stderr) == (1, "build, 49 s last time\nlist: the disk is full\n")
 
 
-def test_an_image_is_a_few_lines(
-    engine: Callable[[str], Engine],  # noqa: F811
-    trainyard: Run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def building(
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
+) -> FakeEngine:
+    """An engine that builds the image of tf-cpu as its spec says; it trains well."""
+    spec = model.load("tf-cpu", "amd64")
+    base = spec.base_spec()
+    names = [f"{base.image}@{DIGEST}", f"{base.build_base}@{DIGEST}"]
+    fake_engine.add(repo_digests=names, config={"WorkingDir": "/workspace"})
+
+    def build(words: Sequence[str], _environment: Mapping[str, str]) -> Ran:
+        arguments = dict(re.findall(r"tf-cpu\.args\.(\w+)=(.*)", "\n".join(words)))
+        made = {label: arguments[name] for label, name in plan.labels_from_arguments(spec).items()}
+        option = next(word for word in words if word.startswith("--metadata-file="))
+        metadata = {"tf-cpu": {"containerimage.digest": DIGEST}}
+        Path(option.partition("=")[2]).write_text(json.dumps(metadata), encoding="utf-8")
+        if not any(image.id == DIGEST for image in fake_engine.images):
+            fake_engine.add(digest=DIGEST, labels=plan.labels(spec) | made)
+        name = next(word.partition("=")[2] for word in words if word.startswith("tf-cpu.tags="))
+        fake_engine.tag(fake_engine.image(DIGEST), name)
+        return Ran()
+
+    def stored(*_: object, **__: object) -> Stored:
+        found = good("tf-cpu").stored
+        found.config["config"]["Labels"] = fake_engine.image(DIGEST).labels
+        return found
+
+    fake_engine.docker = build
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
+    monkeypatch.setenv("TRAINYARD_PROVENANCE", "0")
+    fake_engine.digest_at_registry = lambda _: DIGEST
+    monkeypatch.setattr(layers, "read", stored)
+    monkeypatch.setattr(probe_runner, "probe", lambda *_: good("tf-cpu").inside)
+    monkeypatch.setattr(smoke_test, "_train", lambda *_: TRAINED)
+    return fake_engine
+
+
+def test_an_image_is_a_few_lines(building: FakeEngine, trainyard: Run) -> None:
     """The second time nothing is verified and trained in, and no seconds of the first time are shown as now's."""
-    engine("tf-cpu")
     status, _, err = trainyard("image", "tf-cpu")
     assert status == 0
     first = err.splitlines()
@@ -232,8 +272,7 @@ def test_an_image_is_a_few_lines(
     ]
 
 
-def test_the_layers_are_a_table_with_verbose(engine: Callable[[str], Engine], trainyard: Run) -> None:  # noqa: F811
-    engine("tf-cpu")
+def test_the_layers_are_a_table_with_verbose(building: FakeEngine, trainyard: Run) -> None:
     _, _, err = trainyard("image", "tf-cpu", "--verbose")
     assert "largest packages" in err and "Labels match the spec" in err
     assert "largest packages" not in trainyard("verify", "tf-cpu")[2]
@@ -337,13 +376,10 @@ def test_a_run_is_followed_by_step_and_accuracy(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("built", [False, True])
-def test_the_list_of_targets_fits_20_lines_at_80_columns(
-    built: bool, trainyard: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(name: str) -> dict[str, str]:
-        return {"version": f"{name}-2.21.0-20261125-76c90026-amd64"} if built else {}
-
-    monkeypatch.setattr(docker_engine, "version", version)
+def test_the_list_of_targets_fits_20_lines_at_80_columns(built: bool, trainyard: Run, fake_engine: FakeEngine) -> None:
+    for spec in model.catalogue() if built else ():
+        version = f"{spec.target}-2.21.0-20261125-76c90026-amd64"
+        fake_engine.add(f"trainyard:{spec.local_name}", labels={"org.opencontainers.image.version": version})
     found = trainyard("list")[2].splitlines()
     assert len(found) <= 20 and all(len(line) <= 80 for line in found)
     assert {line.split()[0] for line in found[1:]} == set(model.targets()) | {"gpu-2.7"}

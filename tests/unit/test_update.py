@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import LockedOnce, empty, fresh, relock
 
@@ -18,7 +19,6 @@ from trainyard.commands import update as command
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, peak_memory, repository_lock, target_lock
-from trainyard.oci import docker_engine
 from trainyard.release import advisories, bisect, trials, update, update_report
 from trainyard.release.advisories import Advisory, Snapshot
 from trainyard.release.trials import Bounds, Measured, Trials
@@ -187,7 +187,7 @@ def test_without_bisect_a_group_that_is_worse_is_left_out_as_a_whole(spec: Repos
 
 
 def test_a_group_that_cannot_be_taken_apart_is_left_out_with_the_reason(
-    spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch
+    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise StepFailed("no culprit")
@@ -503,13 +503,12 @@ def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest
 
 
 def test_an_image_that_cannot_be_built_fails_with_the_reason(
-    spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch
+    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Spec, **__: object) -> None:
         raise StepFailed("no wheel")
 
     monkeypatch.setattr(build, "build", fail)
-    monkeypatch.setattr(docker_engine, "untag", lambda _: None)
     assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
 
 
@@ -528,12 +527,10 @@ def test_the_peak_of_a_command_is_printed_after_its_output(code: str, status: in
 
 
 @pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch, spec: RepositorySpec) -> Images:
-    """Images that the command measures, without an engine; everything is committed on main."""
+def images(monkeypatch: pytest.MonkeyPatch, spec: RepositorySpec, fake_engine: FakeEngine) -> Images:
+    """Images that the command measures; everything is committed on main."""
     found = Images(broken("beta", "1.1.0"))
     monkeypatch.setattr(Trials, "__init__", _with(Trials.__init__, found))
-    monkeypatch.setattr(docker_engine, "set_up_in_checkout", lambda: None)
-    monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
     for name, value in (("user.name", "a"), ("user.email", "a@b")):
         git(spec, "config", name, value)
     git(spec, "add", ".")

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import signal
+import tarfile
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
+from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
-from trainyard.common.settings import state_folder
 from trainyard.image import working_directory
-from trainyard.oci import docker_engine, image_store
 from trainyard.spec.architectures import AMD64, ARM64
 
 OCI = "application/vnd.oci.image"
@@ -88,15 +94,23 @@ def without_settings(layout: Layout) -> None:
     layout.top(layout.index(layout.image("amd64")))
 
 
-Save = Callable[[Callable[[Layout], None]], None]
+Save = Callable[..., None]
 
 
 @pytest.fixture
-def engine_has(monkeypatch: pytest.MonkeyPatch) -> Save:
-    """The engine saves the image that a function writes."""
+def engine_has(fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Save:
+    """The engine has an image, saves it as a function writes it, and says that it has a configuration."""
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
 
-    def has(image: Callable[[Layout], None]) -> None:
-        monkeypatch.setattr(image_store, "save", lambda _reference, folder: image(Layout(folder)))
+    def has(image: Callable[[Layout], None], config: dict[str, Any] | None = None) -> None:
+        packed = io.BytesIO()
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=packed, mode="w") as tar:
+            image(Layout(Path(folder)))
+            for path in sorted(Path(folder).iterdir()):
+                tar.add(path, path.name)
+        fake_engine.images.clear()
+        names = ("debian", "registry.example/debian:12")
+        fake_engine.add(*names, digest="sha256:0123", config=config or {}, saved=packed.getvalue())
 
     return has
 
@@ -106,7 +120,7 @@ def test_containers_of_the_image_start_in_the_workspace_and_its_layers_are_the_s
     engine_has: Save, tmp_path: Path, image: Callable[[Layout], None]
 ) -> None:
     engine_has(image)
-    working_directory.write("debian", tmp_path / "layout", AMD64)
+    working_directory.write(Engine(), "debian", tmp_path / "layout", AMD64)
     layout = Layout(tmp_path / "layout")
     (entry,) = json.loads((tmp_path / "layout" / "index.json").read_text(encoding="utf-8"))["manifests"]
     manifest = layout.load(entry["digest"])
@@ -126,7 +140,7 @@ def test_of_an_index_the_image_for_the_architecture_is_taken(engine_has: Save, t
     engine_has(lambda layout: layout.top(layout.index(layout.image("amd64"), layout.image("arm64"))))
     for architecture in (AMD64, ARM64):
         folder = tmp_path / architecture.name
-        working_directory.write("debian", folder, architecture)
+        working_directory.write(Engine(), "debian", folder, architecture)
         layout = Layout(folder)
         (entry,) = json.loads((folder / "index.json").read_text(encoding="utf-8"))["manifests"]
         config = layout.load(layout.load(entry["digest"])["config"]["digest"])
@@ -138,11 +152,11 @@ def test_the_same_image_gives_the_same_digest_each_time(engine_has: Save, tmp_pa
     engine_has(in_an_index)
     found = []
     for name in ("one", "two"):
-        working_directory.write("debian", tmp_path / name, AMD64)
+        working_directory.write(Engine(), "debian", tmp_path / name, AMD64)
         found.append(working_directory.address(tmp_path / name).partition("@")[2])
     assert found[0] == found[1] != ""
     engine_has(lambda layout: layout.top(layout.image("amd64", config={"Cmd": ["sh"]})))
-    working_directory.write("debian", tmp_path / "other", AMD64)
+    working_directory.write(Engine(), "debian", tmp_path / "other", AMD64)
     assert working_directory.address(tmp_path / "other").partition("@")[2] not in found
 
 
@@ -160,70 +174,52 @@ def test_a_base_without_an_image_of_our_platform_is_one_line(
 ) -> None:
     engine_has(image)
     with pytest.raises(StepFailed) as error:
-        working_directory.write("registry.example/debian:12", tmp_path / "layout", AMD64)
+        working_directory.write(Engine(), "registry.example/debian:12", tmp_path / "layout", AMD64)
     assert str(error.value) == "registry.example/debian:12 has no image for linux/amd64"
 
 
-@pytest.fixture
-def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any] | None], None]:
-    """The engine has an image with this configuration; layouts are kept in tmp_path."""
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
-
-    def has(config: dict[str, Any] | None) -> None:
-        image = SimpleNamespace(id="sha256:0123", attrs={"Config": config})
-        monkeypatch.setattr(docker_engine, "pull", lambda _reference, _architecture: image)
-
-    return has
+def saves(engine: FakeEngine) -> int:
+    """How often an image was saved."""
+    return sum(request.endswith("/get") for request in engine.requests)
 
 
-@pytest.mark.parametrize("config", [None, {}, {"WorkingDir": ""}, {"WorkingDir": "/"}])
+@pytest.mark.parametrize("config", [{}, {"WorkingDir": ""}, {"WorkingDir": "/"}])
 def test_a_base_is_replaced_by_a_build_context_that_is_written_once(
-    pulled: Callable[[dict[str, Any] | None], None], engine_has: Save, tmp_path: Path, config: dict[str, Any] | None
+    engine_has: Save, fake_engine: FakeEngine, tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    pulled(config)
-    saved = []
-
-    def image(layout: Layout) -> None:
-        saved.append(layout.folder)
-        in_an_index(layout)
-
-    engine_has(image)
-    address = working_directory.context(state_folder(), "debian", AMD64)
+    engine_has(in_an_index, config)
+    address = working_directory.replacement(Context(), "debian", AMD64)
     assert address is not None and address.startswith(
         f"oci-layout://{tmp_path}/state/bases/0123-amd64-in-workspace@sha256:"
     )
-    assert working_directory.context(state_folder(), "debian", AMD64) == address
-    assert len(saved) == 1
+    assert working_directory.replacement(Context(), "debian", AMD64) == address
+    assert saves(fake_engine) == 1
     assert [path.name for path in (tmp_path / "state" / "bases").glob("[!.]*")] == ["0123-amd64-in-workspace"]
 
 
-def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(
-    pulled: Callable[[dict[str, Any] | None], None], engine_has: Save
-) -> None:
+def test_a_base_that_starts_in_the_workspace_is_used_as_it_is(engine_has: Save, fake_engine: FakeEngine) -> None:
     """As the one that `trainyard base` bootstraps."""
-    pulled({"WorkingDir": "/workspace"})
-
-    def saved(_layout: Layout) -> None:
-        raise AssertionError("the base is copied")
-
-    engine_has(saved)
-    assert working_directory.context(state_folder(), "debian", AMD64) is None
+    engine_has(in_an_index, {"WorkingDir": "/workspace"})
+    assert working_directory.replacement(Context(), "debian", AMD64) is None
+    assert saves(fake_engine) == 0
 
 
 def test_a_layout_that_was_not_finished_is_written_again(
-    pulled: Callable[[dict[str, Any] | None], None], engine_has: Save, tmp_path: Path
+    engine_has: Save, fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
-    pulled(None)
+    engine_has(in_an_index)
+    interrupted = [True]
 
-    def interrupted(layout: Layout) -> None:
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        if interrupted.pop():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
 
-    engine_has(interrupted)
+    fake_engine.afterwards("GET /images/.*/get", lambda: interrupt() if interrupted else None)
     with pytest.raises(KeyboardInterrupt):
-        working_directory.context(state_folder(), "debian", AMD64)
+        working_directory.replacement(Context(), "debian", AMD64)
     assert [path.name for path in (tmp_path / "state" / "bases").iterdir()] == [".trainyard"], (
         "an interrupt leaves nothing behind"
     )
-    engine_has(in_an_index)
-    address = working_directory.context(state_folder(), "debian", AMD64)
+    address = working_directory.replacement(Context(), "debian", AMD64)
     assert address is not None and Path(address.removeprefix("oci-layout://").partition("@")[0]).is_dir()

@@ -8,19 +8,16 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import docker.errors
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import build, dockerfile, offline, plan
-from trainyard.oci import docker_engine
 from trainyard.release import candidate
 from trainyard.spec import model, state, workspace
-from trainyard.spec.architectures import AMD64
 from trainyard.spec.lock import Pin
 
 Write = Callable[[str], Path]
@@ -311,7 +308,7 @@ def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest
 
 
 def test_a_build_without_a_network_asks_neither_index_nor_registry(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
 ) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("an offline build asked a server")
@@ -319,8 +316,6 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     monkeypatch.setattr(build.package_index, "choose", unexpected)
     monkeypatch.setattr(build.base_image, "resolve", unexpected)
-    monkeypatch.setattr(build.docker_engine, "stores_in_containerd", lambda: True)
-    monkeypatch.setattr(build.docker_engine, "architecture", lambda: AMD64)
     sources = offline.Sources(
         index="pytorch-cpu", index_url="https://index.example", base="registry.example/debian@sha256:1",
         base_digest="sha256:1", build_base="", pythons={}, notes=["a note"],
@@ -342,7 +337,10 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_fallback_of_the_build_is_one_warning(
-    quiet: bool, trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    quiet: bool,
+    trainyard: Callable[..., tuple[int, str, str]],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The build warns when it takes it; --quiet leaves out the lines at the end, and not the warning."""
     note = "base debian:12 is unreachable: built on trainyard-base:debian-12"
@@ -363,26 +361,24 @@ def test_a_fallback_of_the_build_is_one_warning(
 
 
 def test_a_candidate_that_was_removed_before_it_got_its_name_is_one_line(
-    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    trainyard: Callable[..., tuple[int, str, str]], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by 'docker rmi' while it is tested."""
-
-    def removed(_reference: str) -> None:
-        raise docker.errors.ImageNotFound("no such image")
-
     planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
     made = contextlib.nullcontext((planned, {"digest": "sha256:1"}))
     monkeypatch.setattr(build, "building", lambda *_, **__: made)
     monkeypatch.setattr(state, "recall", lambda *_: {"passed": True})
-    monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
-    monkeypatch.setattr(docker_engine, "client", lambda: SimpleNamespace(images=SimpleNamespace(get=removed)))
     status, _, err = trainyard("image", "cpu")
     assert status == 2
     assert err.splitlines()[-1] == "image: no local image trainyard:cpu-candidate: run 'trainyard image cpu' first"
 
 
 def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
-    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
+    trainyard: Callable[..., tuple[int, str, str]],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    engine_builds: None,
 ) -> None:
     """It is made while the image is verified and tested, and what goes wrong is said when that has ended."""
     tested: list[str] = []
@@ -392,8 +388,8 @@ def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
         assert ended.wait(60), "the image was not tested meanwhile"
         raise StepFailed("cpu: building sha256:1 again for its provenance gave another digest")
 
-    def passed(_spec: model.Spec, reference: str, **_how: object) -> dict[str, object]:
-        tested.append(reference)
+    def passed(*given: object, **_how: object) -> dict[str, object]:
+        tested.append(str(given[-1]))
         if len(tested) == 2:
             ended.set()
         return {"passed": True}
@@ -407,11 +403,11 @@ def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
     monkeypatch.setattr(build.provenance, "keep", keep)
     monkeypatch.setattr(candidate.verify, "verify", passed)
     monkeypatch.setattr(candidate.smoke_test, "smoke", passed)
-    monkeypatch.setattr(docker_engine, "require_emulation", lambda _: None)
-    monkeypatch.setattr(docker_engine, "image", lambda *_, **__: pytest.fail("it got a name"))
+    fake_engine.add("trainyard:cpu-candidate")
     status, _, err = trainyard("image", "cpu")
     assert status == 1
     assert tested == ["trainyard:cpu-candidate"] * 2
+    assert list(fake_engine.tags) == ["trainyard:cpu-candidate"], "it got a name"
     assert err.splitlines()[-1] == "image: cpu: building sha256:1 again for its provenance gave another digest"
 
 

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.engine import FakeEngine, Image
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_contents, base_image, build, dockerfile, repository_lock
-from trainyard.oci import docker_engine, probe_runner
+from trainyard.image import base_contents, build, dockerfile, repository_lock
+from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lock as locks
 from trainyard.spec import model
-from trainyard.spec.architectures import AMD64
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import RepositorySpec, Spec
 
@@ -76,12 +77,10 @@ class Registry:
         self.installed: dict[str, tuple[str, list[str]]] = dict(INSTALLED)
         self.inspected: list[str] = []
 
-    def digest_of(self, reference: str, _builder: str) -> tuple[str | None, str]:
-        if "library/debian:" in reference:  # of another registry, which answers
-            return DIGEST, ""
-        return (self.digest, "") if self.digest else (None, "connection refused")
+    def digest_of(self, reference: str) -> str | None:
+        return DIGEST if "library/debian:" in reference else self.digest or None  # of another registry, which answers
 
-    def inspect(self, reference: str) -> ProbeResult:
+    def inspect(self, _engine: Engine, reference: str) -> ProbeResult:
         self.inspected.append(reference)
         packages = [
             Distribution(name, version, "", tuple(requires), 0) for name, (version, requires) in self.installed.items()
@@ -91,12 +90,10 @@ class Registry:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
+def registry(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
     found = Registry()
-    monkeypatch.setattr(base_image, "_registry_digest", found.digest_of)
-    monkeypatch.setattr(docker_engine, "client", lambda: None)
-    monkeypatch.setattr(docker_engine, "architecture", lambda: AMD64)
-    monkeypatch.setattr(docker_engine, "pull", lambda _reference: None)
+    fake_engine.digest_at_registry = found.digest_of
+    fake_engine.instead("GET /images/.+/json", lambda: Image("sha256:0").document)  # whatever is pulled
     monkeypatch.setattr(probe_runner, "probe", found.inspect)
     return found
 
@@ -297,7 +294,7 @@ def test_a_base_with_a_digest_is_recorded_with_it(write: Write, monkeypatch: pyt
 def test_a_base_that_cannot_be_reached_is_one_line_and_no_lock(write: Write, registry: Registry) -> None:
     registry.digest = ""
     spec = write()
-    with pytest.raises(UserError, match=r"^base \S+ is unreachable \(connection refused\) and cannot be bootstrapped"):
+    with pytest.raises(UserError, match=r"^base \S+ is unreachable \(no such host\) and cannot be bootstrapped"):
         relock(spec)
     assert not spec.lock_file.exists()
 

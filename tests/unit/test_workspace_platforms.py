@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build, dockerfile, offline, plan, repository_lock
-from trainyard.oci import docker_engine
 from trainyard.spec import architectures, model, workspace
 from trainyard.spec import lock as locks
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
@@ -363,6 +363,7 @@ def test_it_is_compiled_on_the_platform_of_the_image(write: Write, slow: Package
 def test_it_is_compiled_in_the_build_base_only_if_that_is_of_the_platform(
     write: Write,
     slow: PackageIndex,
+    fake_engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
     engine: Architecture,
     wanted: Architecture,
@@ -370,7 +371,7 @@ def test_it_is_compiled_in_the_build_base_only_if_that_is_of_the_platform(
 ) -> None:
     """A base that was bootstrapped is for one platform; an offline build has the build base for the engine's."""
     relock(write(more=BOTH + COMPILE % ""))
-    monkeypatch.setattr(docker_engine, "architecture", lambda: engine)
+    fake_engine.architecture = engine.name
     found = offline.Sources(
         index="default", index_url="", base="base", base_digest="", build_base="old", pythons={}, notes=[]
     )

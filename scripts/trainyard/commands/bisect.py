@@ -69,7 +69,6 @@ def command(
     What was tried is recorded: after Ctrl-C, the same command goes on.
     """
     from trainyard.common import console, errors
-    from trainyard.oci import docker_engine
     from trainyard.release import bisect
     from trainyard.spec.model import load
 
@@ -81,12 +80,12 @@ def command(
     spec = bisect.repository(load(target, context=context))
     bad_side = bisect.side(bad, spec)
     good_side = bisect.side(good, spec, bad_side)
-    docker_engine.set_up_in_checkout()
-    docker_engine.require_emulation(spec.architecture)
+    context.engine.set_up_in_checkout()
+    context.engine.require_emulation(spec.platform)
     try:
         found = bisect.bisect(spec, good_side, bad_side, check, again=force)
     finally:
-        docker_engine.untag(bisect.reference(spec))
+        context.engine.untag(bisect.reference(spec))
     for line in found.lines():
         console.say(line)
     console.result(found.as_dict(), as_json=as_json)

@@ -78,7 +78,6 @@ def command(
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
     from trainyard.image import fallback
-    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
@@ -88,7 +87,7 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         spec, reason = fallback.choose(load(target, context=context))
         if reason:
             console.warn(reason)
-        docker_engine.set_up_in_checkout()
+        context.engine.set_up_in_checkout()
         made = candidate.make(spec, emit=emit, show=console.show, **how)
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
@@ -101,7 +100,6 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
 
 def _from(context: Context, target: str | None, reference: str) -> dict[str, Any]:
     from trainyard.common import console
-    from trainyard.oci import docker_engine
     from trainyard.release import candidate
     from trainyard.spec import workspace
     from trainyard.spec.model import load
@@ -113,7 +111,7 @@ def _from(context: Context, target: str | None, reference: str) -> dict[str, Any
             f"--from takes no target of the catalogue: {loaded.target} is built from {loaded.where}; give the folder "
             f"of a {workspace.FILE}, or nothing"
         )
-    docker_engine.set_up_in_checkout()
+    context.engine.set_up_in_checkout()
     made = candidate.from_reference(reference, spec, context, show=console.show)
     _answer(made, made["run"])
     return made

@@ -28,7 +28,6 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
 
     from trainyard.common import console
     from trainyard.lint import waivers
-    from trainyard.oci import docker_engine
     from trainyard.spec.model import catalogue, each_platform
 
     if ends:
@@ -47,7 +46,7 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
     table = Table(*one_line, box=None, expand=True, pad_edge=False)
     found = {}
     for spec in catalogue(context):
-        local = {one.platform: docker_engine.version(one.local_name) for one in each_platform(spec)}
+        local = {one.platform: _version(context, one.local_name) for one in each_platform(spec)}
         prefix = f"{spec.target}-"
         versions = [image["version"].removeprefix(prefix) for image in local.values() if image]
         platforms = " ".join(name.removeprefix("linux/") for name in spec.platforms)
@@ -63,3 +62,11 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
         }
     console.show(table)
     console.result(found, as_json=as_json)
+
+
+def _version(context: Context, target: str) -> dict[str, str]:
+    """Return ``digest`` and ``version`` of a target's image; empty if there is none, or no engine is running."""
+    from trainyard.spec.naming import NAME, TAG
+
+    local = context.engine.existing_image(f"{NAME}:{target}")
+    return {"digest": str(local.id), "version": local.labels.get(TAG, "")} if local else {}

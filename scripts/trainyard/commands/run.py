@@ -76,7 +76,6 @@ def command(
 
     from trainyard.common import console, errors, settings
     from trainyard.image import local_run
-    from trainyard.oci import docker_engine
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
@@ -87,10 +86,10 @@ def command(
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     request = local_run.Request(words, program, mount, shell, jupyter, port, data, output, gpus, environment, terminal)
     reference = f"{NAME}:{spec.local_name}"
-    image = docker_engine.image(reference, made_by=spec.command("image"))
+    image = context.engine.image(reference, made_by=spec.command("image"))
     local_run.check_own(spec, image)
-    host = local_run.host()
-    server = local_run.jupyter_server(reference) if jupyter else ""
+    host = local_run.host(context.engine)
+    server = local_run.jupyter_server(context.engine, reference) if jupyter else ""
     arguments = local_run.arguments(spec, reference, request, host, server)
     if not mount and local_run.code_changed(spec, image.labels):
         console.warn(f"the code has changed since {reference} was built: --mount uses it, 'trainyard image' builds it")

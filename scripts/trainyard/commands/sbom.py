@@ -34,7 +34,7 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
     """
     from trainyard.common import console, errors
-    from trainyard.oci import docker_engine, inventory
+    from trainyard.oci import inventory
     from trainyard.release import sbom
     from trainyard.spec import state
     from trainyard.spec.model import load
@@ -46,8 +46,8 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
         raise errors.UserError(f"{output_option} gives the file for the SBOM of an image, or {json_option} prints it")
     reference = image or f"{NAME}:{spec.local_name if spec else ''}"
     if spec is not None:
-        docker_engine.image(reference, made_by=spec.command("image"))
-    found = inventory.find(reference)
+        context.engine.image(reference, made_by=spec.command("image"))
+    found = inventory.find(context.engine, reference)
     if found.repository is not None:
         inventory.fetch(found, found.repository, found.layers)
     text = sbom.make(found, spec)

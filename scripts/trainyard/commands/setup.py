@@ -18,6 +18,6 @@ def command(emulation: bool) -> None:
 
     Nothing is done if an engine answers. Elsewhere, one line says what to install.
     """
-    from trainyard.oci import docker_engine
+    from trainyard.common import docker_engine
 
     docker_engine.set_up(emulation=emulation)

@@ -91,7 +91,6 @@ def command(
     The lock is written at the end. What was tried is recorded: after Ctrl-C, the same command goes on.
     """
     from trainyard.common import console, errors
-    from trainyard.oci import docker_engine
     from trainyard.release import bisect, update, update_report
     from trainyard.release.trials import Bounds, Trials
     from trainyard.spec import architectures
@@ -111,8 +110,8 @@ def command(
     if branch or commit:
         update.check_git(spec, branch)
     started = None if proof else update.start(spec, trials, apart=not no_bisect)
-    docker_engine.set_up_in_checkout()
-    docker_engine.require_emulation(spec.architecture)
+    context.engine.set_up_in_checkout()
+    context.engine.require_emulation(spec.platform)
     with file_lock(context.state, trials.spec.local_name, f"another process updates {spec.target}: waiting for it"):
         result = started.run(only) if started else update.proof(spec, trials, against, apart=not no_bisect)
     text = update_report.markdown(result)

@@ -32,7 +32,7 @@ def command(context: Context, target: str | None, image: str | None, as_json: bo
 
     spec, reference = verify.image_to_verify(context, target, image)
     try:
-        facts = verify.verify(spec, reference, show=console.show)
+        facts = verify.verify(context.engine, spec, reference, show=console.show)
     except verify.VerifyFailed as error:
         console.result(error.facts, as_json=as_json)
         raise

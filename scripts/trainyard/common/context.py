@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Context:
         smoke_network: whether a user's command is smoke-tested with a network; None: as it was last told.
         data: folder that smoke tests have at /data (``--data``); empty: ``smoke.data`` of trainyard.yaml.
         as_of: time (RFC 3339) after which files of package indexes do not count; empty: all count.
+        engine: the Docker engine.
     """
 
     state: Path = field(default_factory=settings.state_folder)
@@ -32,6 +34,7 @@ class Context:
     smoke_network: bool | None = None
     data: str = field(default_factory=lambda: settings.variable("DATA") and os.path.abspath(settings.variable("DATA")))
     as_of: str = ""
+    engine: Engine = field(default_factory=Engine, repr=False, compare=False)
 
     def variables(self) -> dict[str, str]:
         """Return the variables that give a child process of this command the same choices."""

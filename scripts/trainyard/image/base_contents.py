@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from trainyard.common import settings
 from trainyard.common.errors import UserError
 from trainyard.image import base_image, resolver
-from trainyard.oci import docker_engine, probe_runner
+from trainyard.oci import probe_runner
 from trainyard.spec.markers import applies
 from trainyard.spec.model import BaseContents, Spec
 
@@ -44,12 +44,12 @@ def inspect(spec: Spec, known: BaseContents | None = None) -> BaseContents:
         UserError: the base is unreachable, or is not as images/bases.yaml describes it.
     """
     wanted = spec.base_spec()
-    base = base_image.resolve(spec.base, builder_name=spec.context.builder)
+    base = base_image.resolve(spec.context, spec.base)
     if known and base.digest and (known.reference, known.digest) == (base.reference, base.digest):
         return known
     logger.info(f"{spec.target}: inspecting {base.reference}")
-    docker_engine.pull(base.reference)
-    seen = probe_runner.probe(base.reference)
+    spec.context.engine.pull(base.reference)
+    seen = probe_runner.probe(spec.context.engine, base.reference)
     given = settings.variable("BASE")  # whose Python is the one to lock for, whatever its version
     if not given and not seen.python.startswith(f"{wanted.python}."):
         raise UserError(

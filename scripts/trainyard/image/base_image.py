@@ -16,14 +16,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from trainyard.common import settings
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import builder, docker_engine
-from trainyard.oci.docker_engine import digest_of
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
@@ -33,9 +31,6 @@ from trainyard.spec.workspace import FOLDER
 from trainyard.workspace.lines import without_credentials
 
 logger = logging.getLogger(__name__)
-
-#: Seconds to wait for a registry's answer; one that answers did so in under 2 s, a closed network refuses at once.
-REGISTRY_TIMEOUT = 20
 
 #: What Debian's slim images leave out (debuerreotype's slim excludes).
 _SLIM = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/groff/*",
@@ -59,30 +54,13 @@ class Resolved:
     build_base: str
 
 
-@cache
-def _registry_digest(reference: str, name: str = "") -> tuple[str | None, str]:
-    """Return the digest of ``reference`` at its registry; None and the reason, in a few words, if it cannot be read."""
-    # Without `json`, the format is ignored: https://github.com/docker/buildx/pull/4006
-    inspect = ["docker", "buildx", "imagetools", "inspect", *builder.selection(name)]  # which may use mirrors
-    command = [*inspect, "--format", "{{json .Manifest.Digest}}", reference]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=REGISTRY_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        return None, f"no answer within {REGISTRY_TIMEOUT} s"
-    digest = done.stdout.strip().strip('"')
-    if done.returncode == 0 and digest.startswith("sha256:"):
-        return digest, ""
-    words = done.stderr.strip().splitlines() or ["no answer"]
-    return None, words[-1].removeprefix("ERROR: ").rsplit(": ", 2)[-1]
-
-
 def unreachable(reference: str, context: Context) -> str:
     """Return why neither the engine nor its registry has an image, in a few words; empty if one of them has it."""
-    if digest_of(reference) is not None:
+    if context.engine.find(reference):
         return ""
     if context.offline:
         return "this is an offline build"
-    digest, reason = _registry_digest(reference, context.builder)
+    digest, reason = context.engine.digest_at_registry(reference, context.builder)
     return "" if digest else reason
 
 
@@ -92,22 +70,21 @@ def local_reference(name: str, architecture: Architecture = AMD64) -> str:
 
 
 def resolve(
+    context: Context,
     name: str,
     locked: str = "",
     architecture: Architecture | None = None,
     machine: Architecture | None = None,
-    *,
-    builder_name: str = "",
 ) -> Resolved:
     """Return the images that base ``name`` means on this host; bootstrapped if its registry does not answer.
 
     ``TRAINYARD_BASE`` and ``TRAINYARD_BUILD_BASE`` replace them.
 
     Args:
+        context: whose builder's mirrors of registries are used (:func:`trainyard.oci.builder.current`).
         locked: reference with a digest that is used instead of the tag's current one, if the registry answers.
         architecture: of the image that is built; None: the engine's.
         machine: architecture of the machine that builds, which the build base is for; None: the engine's.
-        builder_name: whose mirrors of registries are used (:func:`trainyard.oci.builder.current`).
     Raises:
         UserError: the registry does not answer and the base cannot be bootstrapped.
         StepFailed: bootstrapping failed.
@@ -115,16 +92,16 @@ def resolve(
     given, build_base = settings.variable("BASE"), settings.variable("BUILD_BASE")
     if given:
         if not build_base:
-            of_engine = docker_engine.architecture()
+            of_engine = architectures.of_engine(context.engine)
             native = (architecture or of_engine) == (machine or of_engine)
-            build_base = given if native else _find(name, machine=machine, builder_name=builder_name).build_base
+            build_base = given if native else _find(context, name, machine=machine).build_base
         return Resolved(given, given.partition("@")[2], f"base {given} was set with TRAINYARD_BASE", build_base)
-    resolved = _find(name, locked, architecture, machine, builder_name=builder_name)
+    resolved = _find(context, name, locked, architecture, machine)
     return replace(resolved, build_base=build_base) if build_base else resolved
 
 
 def pythons(
-    names: Iterable[str], machine: Architecture | None = None, *, builder_name: str = ""
+    context: Context, names: Iterable[str], machine: Architecture | None = None
 ) -> tuple[dict[str, str], list[str]]:
     """Return images with the Python of other bases than a build's: name -> reference; and a note for each without one.
 
@@ -133,12 +110,12 @@ def pythons(
 
     Args:
         names: of :func:`trainyard.image.plan.other_pythons`.
-        machine, builder_name: see :func:`resolve`.
+        context, machine: see :func:`resolve`.
     """
     references, notes = {}, []
     for name in names:
         try:
-            references[name] = _find(name, machine=machine, builder_name=builder_name).build_base
+            references[name] = _find(context, name, machine=machine).build_base
         except (UserError, StepFailed) as error:
             references[name] = "tools"
             notes.append(f"the layers with the launcher and the trainers have no byte code for {name}: {error}")
@@ -146,24 +123,24 @@ def pythons(
 
 
 def _find(
+    context: Context,
     name: str,
     locked: str = "",
     architecture: Architecture | None = None,
     machine: Architecture | None = None,
-    *,
-    builder_name: str,
 ) -> Resolved:
     """Return what :func:`resolve` does without the variables."""
     base = bases()[name]
-    machine = machine or docker_engine.architecture()
+    machine = machine or architectures.of_engine(context.engine)
     architecture = architecture or machine
-    digest, reason = _registry_digest(locked if "@" in locked else base.image, builder_name)
+    digest, reason = context.engine.digest_at_registry(locked if "@" in locked else base.image, context.builder)
     if digest:
         reference = f"{base.image}@{digest}"
         # Another name for the same image: a build replaces the one of the base (trainyard.image.working_directory).
         of_all_platforms = f"{Reference.parse(base.image).name}@{digest}"
-        built_in = _registry_digest(base.build_base, builder_name)[0] if base.build_base else None
-        return Resolved(reference, digest, None, f"{base.build_base}@{built_in}" if built_in else of_all_platforms)
+        older = base.build_base
+        built_in = context.engine.digest_at_registry(older, context.builder)[0] if older else None
+        return Resolved(reference, digest, None, f"{older}@{built_in}" if built_in else of_all_platforms)
     if base.bootstrap is None:
         raise UserError(
             f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: set 'TRAINYARD_BASE=<reference>' "
@@ -171,11 +148,11 @@ def _find(
         )
     reference = local_reference(name, architecture)
     for wanted in dict.fromkeys((architecture, machine)):
-        if digest_of(local_reference(name, wanted)) is None:
+        if not context.engine.find(local_reference(name, wanted)):
             logger.info(f"base {base.image}: its registry does not answer ({reason}); bootstrapping an equivalent")
-            bootstrap(name, base, wanted)
+            bootstrap(context.engine, name, base, wanted)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
-    return Resolved(reference, "", note, _local_build_base(name, machine))
+    return Resolved(reference, "", note, _local_build_base(context.engine, name, machine))
 
 
 def lockable_reference(name: str, context: Context) -> str:
@@ -183,15 +160,15 @@ def lockable_reference(name: str, context: Context) -> str:
     image = bases()[name].image
     if context.offline or not shutil.which("docker"):
         return image
-    digest, _ = _registry_digest(image, context.builder)
+    digest, _ = context.engine.digest_at_registry(image, context.builder)
     return f"{image}@{digest}" if digest else image
 
 
-def _local_build_base(name: str, architecture: Architecture) -> str:
+def _local_build_base(engine: Engine, name: str, architecture: Architecture) -> str:
     """Return the reference of the first base that was bootstrapped for an architecture, which later ones leave."""
     reference = local_reference(f"{name}-build-base", architecture)
-    if digest_of(reference) is None:
-        docker_engine.client().images.get(local_reference(name, architecture)).tag(reference)
+    if not engine.find(reference):
+        engine.client.images.get(local_reference(name, architecture)).tag(reference)
     return reference
 
 
@@ -257,7 +234,7 @@ def _need_mmdebstrap(*, foreign: bool) -> None:
     _apt("install", "-y", "--no-install-recommends", *missing)
 
 
-def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
+def bootstrap(engine: Engine, name: str, base: Base, architecture: Architecture) -> str:
     """Make a base from the Debian archive, import it, and return its reference.
 
     23 s on 2 cores (2026-11), and several times as long for another architecture, under emulation.
@@ -269,7 +246,7 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
     if base.bootstrap is None:
         remedy = "set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
         raise UserError(f"base {name} cannot be bootstrapped: {remedy}")
-    docker_engine.require_emulation(architecture)
+    engine.require_emulation(architecture.platform)
     _need_mmdebstrap(foreign=architecture != architectures.of_host())
     sources = _sources(base.bootstrap)
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _SLIM]
@@ -294,7 +271,7 @@ def bootstrap(name: str, base: Base, architecture: Architecture) -> str:
     return reference
 
 
-def rebuild(name: str) -> None:
+def rebuild(engine: Engine, name: str) -> None:
     """Bootstrap a base again if it was bootstrapped on this host before, from the archive of today.
 
     The build base stays as it is.
@@ -302,8 +279,8 @@ def rebuild(name: str) -> None:
     if settings.variable("BASE"):
         return
     for architecture in ARCHITECTURES.values():
-        if digest_of(local_reference(name, architecture)) is not None:
-            if architecture == docker_engine.architecture():
-                _local_build_base(name, architecture)
+        if engine.find(local_reference(name, architecture)):
+            if architecture.name == engine.architecture:
+                _local_build_base(engine, name, architecture)
             logger.info(f"{name}: bootstrapping it again for {architecture.platform}")
-            bootstrap(name, bases()[name], architecture)
+            bootstrap(engine, name, bases()[name], architecture)

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainyard.common import settings, stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import (
     base_image,
@@ -32,9 +33,8 @@ from trainyard.image import (
 from trainyard.image.buildx import OnStep, Steps, bake, place
 from trainyard.image.plan import Plan, inputs, make_plan, other_pythons
 from trainyard.image.wheel_layers import WheelLayer
-from trainyard.oci import builder, docker_engine, layer_contents
+from trainyard.oci import builder, layer_contents
 from trainyard.oci.builder import Builder
-from trainyard.oci.docker_engine import digest_of
 from trainyard.spec import lock, state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, relative
@@ -87,7 +87,7 @@ def _compile_base(spec: Spec, found: offline.Sources) -> str:
     """
     if "compiled" not in spec.locked().texts:
         return ""
-    return found.build_base or found.base if spec.architecture == docker_engine.architecture() else found.base
+    return found.build_base or found.base if spec.arch == spec.context.engine.architecture else found.base
 
 
 def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
@@ -107,12 +107,12 @@ def _reachable(spec: Spec) -> tuple[Spec, offline.Sources]:
         notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
         index = DEFAULT
     origin = spec.usable_lock.origin if spec.usable_lock else None
-    machine = builder.current(spec.context.builder).machine(spec.architecture)
+    machine = builder.current(spec.context).machine(spec.architecture)
     locked = origin.base if origin else ""
-    found = base_image.resolve(spec.base, locked, spec.architecture, machine, builder_name=spec.context.builder)
+    found = base_image.resolve(spec.context, spec.base, locked, spec.architecture, machine)
     if found.note:
         notes.append(found.note)
-    pythons, missing = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
+    pythons, missing = base_image.pythons(spec.context, other_pythons(spec), machine)
     notes += missing
     index_spec = spec.index_spec()
     return spec, offline.Sources(
@@ -137,7 +137,7 @@ def fetch(spec: Spec) -> dict[str, Any]:
         try:
             plan, facts = build(spec, name=reference)
         finally:
-            docker_engine.untag(reference)
+            spec.context.engine.untag(reference)
         offline.keep(spec, offline.Sources.model_validate(plan, from_attributes=True))
     return facts
 
@@ -172,8 +172,8 @@ def _with_framework_in_base(spec: Spec) -> tuple[Spec, offline.Sources]:
         raise UserError(f"{relative(spec.lock_file)}: not of base {configured}: run '{spec.command('lock')}'")
     # The same image may be at the registry that BASE names.
     base = configured if locked.digest and configured.endswith(f"@{locked.digest}") else locked.reference
-    machine = builder.current(spec.context.builder).machine(spec.architecture)
-    pythons, notes = base_image.pythons(other_pythons(spec), machine, builder_name=spec.context.builder)
+    machine = builder.current(spec.context).machine(spec.architecture)
+    pythons, notes = base_image.pythons(spec.context, other_pythons(spec), machine)
     if not locked.digest:
         notes.insert(0, f"base {base} has no digest, as it comes from no registry")
     return spec, offline.Sources(
@@ -224,24 +224,24 @@ def _output(name: str, compression: str, context: Context) -> str:
 
     Of a builder outside of the engine, ``type=docker`` loads the image into the engine.
     """
-    if not docker_engine.stores_in_containerd():
+    if not context.engine.stores_in_containerd:
         return f"type=docker,name={name}"
-    kind = "image" if builder.current(context.builder).in_engine else "docker"
+    kind = "image" if builder.current(context).in_engine else "docker"
     return f"type={kind},name={name},oci-mediatypes=true,{COMPRESSIONS[compression]}"
 
 
 @contextlib.contextmanager
-def unnamed_on_failure(reference: str) -> Iterator[None]:
+def unnamed_on_failure(engine: Engine, reference: str) -> Iterator[None]:
     """Remove the tag ``reference`` if a build that fails or is interrupted has set it.
 
     The engine tags an image before it unpacks it, and a full disk or an interrupt may come in between.
     """
-    before = digest_of(reference)
+    before = engine.digest_of(reference)
     try:
         yield
     except BaseException:
-        if digest_of(reference) != before:
-            docker_engine.untag(reference)
+        if engine.digest_of(reference) != before:
+            engine.untag(reference)
         raise
 
 
@@ -275,7 +275,7 @@ def building(
         tempfile.TemporaryDirectory() as folder,
         ThreadPoolExecutor(1) as background,
     ):
-        used = builder.current(spec.context.builder)
+        used = builder.current(spec.context)
         used.require(spec.architecture)
         plan = plan_for(spec)
         spec = plan.spec
@@ -288,10 +288,8 @@ def building(
             if not name:
                 stages.now("recording the layers")
                 digest = facts["digest"]
-                made = background.submit(
-                    provenance.keep, spec.kept, digest, spec.bake_name, *again, spec.context.builder
-                )
-                facts["layers"] = layer_contents.take(spec.context.state, plan.candidate)
+                made = background.submit(provenance.keep, spec.context, spec.kept, digest, spec.bake_name, *again)
+                facts["layers"] = layer_contents.take(spec.context.engine, spec.context.state, plan.candidate)
                 state.record(spec.kept, "build", digest, facts)
             stage.done = place(spec.kept / _LOG)
         yield plan, facts
@@ -321,16 +319,14 @@ def _base_contexts(plan: Plan) -> dict[str, str]:
     context = plan.spec.context
     if context.offline:
         return offline.contexts(plan)
-    in_engine = builder.current(context.builder).in_engine
+    in_engine = builder.current(context).in_engine
     # An image without a digest may be in the engine alone.
     sent = {} if in_engine else {name: one for name, one in offline.images(plan).items() if "@" not in name}
-    contexts = {
-        name: working_directory.layout(context.state, name, architecture) for name, architecture in sent.items()
-    }
+    contexts = {name: working_directory.layout(context, name, architecture) for name, architecture in sent.items()}
     # The gigabytes of a base with the framework are not copied for a folder: WORKDIR sets it.
     if plan.base in contexts or plan.spec.framework_in_base:
         return contexts
-    other = working_directory.context(context.state, plan.base, plan.spec.architecture, in_engine=in_engine)
+    other = working_directory.replacement(context, plan.base, plan.spec.architecture, in_engine=in_engine)
     return contexts | ({plan.base: other} if other else {})
 
 
@@ -346,7 +342,7 @@ def _digest(reference: str, metadata: dict[str, Any], used: Builder) -> str:
     built = str(metadata["containerimage.digest"])
     if used.in_engine:
         return built
-    loaded = docker_engine.digest(reference)
+    loaded = used.engine.digest(reference)
     # The classic image store of an engine identifies images by their configurations.
     if loaded not in (built, metadata.get("containerimage.config.digest")):
         raise StepFailed(
@@ -384,10 +380,8 @@ def _build(
     file = f"--file={bake_file}"
     arguments = [file, *bake_arguments(plan, compression=compression, name=name, secrets=secrets, **how)]
     steps = Steps({layer.stage: _words(layer) for layer in dockerfile.wheels(spec, plan.index)}, on_step)
-    with unnamed_on_failure(name or plan.candidate), _offline_remedy(spec):
-        made = bake(
-            spec.bake_name, arguments, name=spec.context.builder, variables=variables, log=spec.kept / _LOG, steps=steps
-        )
+    with unnamed_on_failure(spec.context.engine, name or plan.candidate), _offline_remedy(spec):
+        made = bake(spec.context, spec.bake_name, arguments, variables=variables, log=spec.kept / _LOG, steps=steps)
         digest = _digest(name or plan.candidate, made, used)
     facts = {
         "digest": digest,

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings, stages
+from trainyard.common.context import Context
+from trainyard.common.docker_engine import cannot_run, retry_transient
 from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
-from trainyard.oci import builder, docker_engine
+from trainyard.oci import builder
 from trainyard.oci.builder import Builder
 from trainyard.spec import state
 from trainyard.spec.model import relative
@@ -131,10 +133,10 @@ class Steps:
 
 
 def bake(
+    context: Context,
     target: str,
     arguments: list[str],
     *,
-    name: str,
     log: Path | None = None,
     steps: Steps | None = None,
     variables: Mapping[str, str] = {},
@@ -143,18 +145,16 @@ def bake(
 
     Args:
         arguments: of ``docker buildx bake``, except progress and metadata.
-        name: see :func:`trainyard.oci.builder.current`.
         log: file for BuildKit's output, ``steps``: gets its lines, ``variables``: of the command, such as secrets.
     Raises:
         StepFailed: the build failed; the message names the stage and its error, and the log, whose end is reported.
     """
-    docker_engine.client()
-    chosen = builder.current(name)
+    chosen = builder.current(context)
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.json"
         options = [chosen.option, "--progress=plain", f"--metadata-file={metadata}"]
         command = ["docker", "buildx", "bake", *options, *arguments]
-        ended = docker_engine.retry_transient(lambda: _run(command, log=log, steps=steps, variables=variables))
+        ended = retry_transient(lambda: _run(command, log=log, steps=steps, variables=variables))
         if ended.returncode:
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
@@ -215,7 +215,7 @@ def reason(text: str, of: Builder | None = None) -> str:
     if _LAYER_NOT_WRITTEN in text:
         return f"a layer could not be written; probably {_disk_is_full(of)}"
     if re.search(r"exec /bin/\w+: exec format error", text):
-        return "exec format error: " + docker_engine.cannot_run("programs of the image's architecture")
+        return "exec format error: " + cannot_run("programs of the image's architecture")
     name, said = failed_step(text)
     built = "built" in name.split("-")
     if (name == "compiled" or built) and (known := compile_failure(said)):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from docker.models.images import Image
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import plan
-from trainyard.oci import docker_engine
 from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME
@@ -99,13 +99,13 @@ class Host:
     user: str = "1000:1000"
 
 
-def host() -> Host:
+def host(engine: Engine) -> Host:
     """This machine and its engine.
 
     Raises:
         UserError: there is no engine.
     """
-    info = docker_engine.client().info()
+    info = engine.client.info()
     security = " ".join(info.get("SecurityOptions") or [])
     return Host(
         nvidia="nvidia" in (info.get("Runtimes") or {}),
@@ -228,14 +228,14 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     return [*found, reference, *words]
 
 
-def jupyter_server(reference: str) -> str:
+def jupyter_server(engine: Engine, reference: str) -> str:
     """The program of an image that serves Jupyter.
 
     Raises:
         UserError: it has none; the line says what to add.
     """
     looks = " || ".join(f"command -v {name}" for name in JUPYTER)
-    status, output, _ = docker_engine.run(reference, "/bin/sh", ["-c", looks], "run")
+    status, output, _ = engine.run(reference, "/bin/sh", ["-c", looks], "run")
     server = Path(output.decode(errors="replace").strip()).name
     if status or server not in JUPYTER:
         raise UserError(

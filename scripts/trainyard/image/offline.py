@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from trainyard.common.errors import UserError
 from trainyard.image import working_directory
 from trainyard.image.plan import Plan
-from trainyard.oci import builder, docker_engine
+from trainyard.oci import builder
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import Spec
 from trainyard.spec.state import own
@@ -48,7 +48,7 @@ class Sources(BaseModel):
 def _images(base: str, build_base: str, pythons: Mapping[str, str], spec: Spec) -> dict[str, Architecture]:
     """Reference of every image that a build starts from -> its architecture: the building machine's, and the base's."""
     architecture = spec.architecture
-    machine = builder.current(spec.context.builder).machine(architecture)
+    machine = builder.current(spec.context).machine(architecture)
     return dict.fromkeys({build_base or base, *pythons.values()} - {"tools"}, machine) | {base: architecture}
 
 
@@ -81,10 +81,10 @@ def keep(spec: Spec, sources: Sources) -> None:
     for reference, architecture in kept.items():
         folder = _layout(spec.context.state, reference, architecture)
         own(folder.parent)
-        docker_engine.pull(reference, architecture)
+        spec.context.engine.pull(reference, architecture.platform)
         partial, earlier = Path(f"{folder}.new"), Path(f"{folder}.old")
         shutil.rmtree(partial, ignore_errors=True)
-        working_directory.write(reference, partial, architecture)
+        working_directory.write(spec.context.engine, reference, partial, architecture)
         shutil.rmtree(earlier, ignore_errors=True)
         if folder.exists():
             folder.rename(earlier)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed
 from trainyard.image.buildx import bake
-from trainyard.oci import docker_engine, image_store
+from trainyard.oci import image_store
 from trainyard.spec import state
 from trainyard.spec.naming import NAME
 
@@ -29,7 +30,9 @@ def local(target: str) -> str:
     return f"{NAME}:{target}-provenance"
 
 
-def keep(kept: Path, digest: str, target: str, arguments: list[str], variables: dict[str, str], builder: str) -> None:
+def keep(
+    context: Context, kept: Path, digest: str, target: str, arguments: list[str], variables: dict[str, str]
+) -> None:
     """Store the provenance of the build that has just ended, unless it is known or ``PROVENANCE=0``.
 
     Args:
@@ -37,19 +40,18 @@ def keep(kept: Path, digest: str, target: str, arguments: list[str], variables: 
         digest: of the image that was built.
         target: its name in the bake file, ``Spec.bake_name``.
         arguments, variables: of :func:`trainyard.image.buildx.bake`, to build it as :func:`local` with provenance.
-        builder: see :func:`trainyard.oci.builder.current`.
     Raises:
         StepFailed: the second build gave an image with another digest.
     """
-    if statement(kept, digest) or not docker_engine.stores_in_containerd():
+    if statement(kept, digest) or not context.engine.stores_in_containerd:
         return
     if settings.variable("PROVENANCE") == "0":
         return
     try:
-        bake(target, arguments, name=builder, variables=variables)
-        documents = image_store.documents(local(kept.name))
+        bake(context, target, arguments, variables=variables)
+        documents = image_store.documents(context.engine, local(kept.name))
     finally:
-        docker_engine.untag(local(kept.name))
+        context.engine.untag(local(kept.name))
     about = statement_about(digest, documents.values())
     if about is None:
         raise StepFailed(f"{kept.name}: building {digest[:19]} again for its provenance gave another digest")

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 import requests
 from rich.table import Table
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import wheel_layers, wheels
-from trainyard.oci import docker_engine, layers
+from trainyard.oci import layers
 from trainyard.oci.layers import Stored
 from trainyard.spec import state
 from trainyard.spec.model import Spec, catalogue, relative
@@ -97,13 +96,12 @@ def measure(spec: Spec) -> dict[str, Any] | None:
         ``diff_id``, ``size``, ``packed``); ``estimate`` in bytes if the spec names another index.
     """
     reference = f"{NAME}:{spec.local_name}"
-    try:
-        image = docker_engine.client().images.get(reference)
-    except docker.errors.ImageNotFound:
+    image = spec.context.engine.find(reference)
+    if image is None:
         return None
     index = image.labels.get(f"{LABELS}.index", "default")
     day = image.labels.get("org.opencontainers.image.created", "")[:10]
-    stored = layers.read(reference, spec.dockerfile(index).read_text(encoding="utf-8"))
+    stored = layers.read(spec.context.engine, reference, spec.dockerfile(index).read_text(encoding="utf-8"))
     parts = [(layer.stage, layer.diff_id, layer.contents.size, layer.stored) for layer in stored.layers]
     only_cuda = None if index == spec.framework.index else cuda_only(stored)
     return _measurement(image.labels.get(TAG, ""), str(image.id), day, index, parts, only_cuda)

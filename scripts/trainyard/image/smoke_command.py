@@ -37,13 +37,14 @@ from typing import Any
 from docker.models.containers import Container
 
 from trainyard.common import stages
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_containers
 from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, Run, asked_for, own_lines, tracebacks
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
+from trainyard.spec import architectures
 from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import FILE, FOLDER, Level, SmokeRun, Workspace
 from trainyard.spec.yaml_source import relative
@@ -251,20 +252,20 @@ class Tester:
         seconds: that it took.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, engine: Engine, subject: Subject) -> None:
+        self._engine, self.subject = engine, subject
         self.notes: list[str] = []
         self.writes_output = False
         self.printed: list[str] = []
         self.seconds = 0.0
-        config = docker_engine.client().images.get(subject.image).attrs["Config"]
+        config = engine.client.images.get(subject.image).attrs["Config"]
         self.folder = str(config.get("WorkingDir") or FOLDER)
         variables = dict(line.partition("=")[::2] for line in config.get("Env") or [])
         self._home = variables.get("HOME", "/home/trainer")
         self.explain = Explanation(subject.command, subject.workspace, self.folder)
         self.explain.network = subject.network
-        architecture = docker_engine.architecture_of(subject.image)
-        self._emulated = docker_engine.emulated_environment(architecture)
+        architecture = architectures.of_image(engine, subject.image)
+        self._emulated = engine.emulated_environment(architecture.name)
         self._longer = EMULATED if self._emulated else 1
         if self._emulated:
             self.notes.append(f"ran under emulation of {architecture.platform}")
@@ -278,7 +279,7 @@ class Tester:
         files = {"observer/sitecustomize.py": _OBSERVER.read_bytes(), _PEAK: _PEAK_MEMORY.read_bytes()}
         data = self.subject.workspace.data if self.subject.workspace else None
         volumes = dict.fromkeys(self._tops, "rw") | ({DATA: "ro"} if data else {})
-        with SmokeSandbox(image, files, folders, volumes, self._emulated, network=network) as sandbox:
+        with SmokeSandbox(self._engine, image, files, folders, volumes, self._emulated, network=network) as sandbox:
             sandbox.run(f"import os; os.chmod({OUTPUT!r}, 0o1777)")
             if data and self.subject.workspace:
                 with tempfile.TemporaryFile() as file:
@@ -501,14 +502,14 @@ def _until(container: Container, half: Progress) -> bool:
     return bool(container.status == "running")
 
 
-def check(subject: Subject) -> dict[str, Any]:
+def check(engine: Engine, subject: Subject) -> dict[str, Any]:
     """Test the command of a subject; see :class:`trainyard.spec.state.SmokeResult`.
 
     Raises:
         StepFailed: it failed; the message gives the reason, with a file and a line where there is one.
     """
     started = time.monotonic()
-    tester = Tester(subject)
+    tester = Tester(engine, subject)
     facts: dict[str, Any] = {}
     stages.now(f"running {shlex.join([*subject.command, *(subject.smoke.args if subject.smoke else ['--help'])])}")
     if subject.smoke is None:

@@ -30,9 +30,9 @@ from typing import IO, Any
 import docker.errors
 from docker.models.containers import Container
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
 from trainyard.image.memory_filler import SAVING
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import GOOGLE_CLOUD, Sandbox, archive
 
@@ -128,6 +128,7 @@ class SmokeSandbox(Sandbox):
 
     def __init__(
         self,
+        engine: Engine,
         image: str,
         files: Mapping[str, bytes],
         folders: tuple[str, ...] = (),
@@ -136,7 +137,7 @@ class SmokeSandbox(Sandbox):
         *,
         network: bool = False,
     ) -> None:
-        super().__init__("smoke", internal=not network)
+        super().__init__(engine, "smoke", internal=not network)
         self.image = image
         self._files = archive(files, folders)
         self._modes = {FOLDER: "rw", **(volumes or {})}
@@ -198,7 +199,7 @@ class SmokeSandbox(Sandbox):
 
     def module_path(self, folder: str) -> str:
         """Return ``PYTHONPATH`` of a container that imports modules of a folder in /smoke before the image's."""
-        variables = docker_engine.client().images.get(self.image).attrs["Config"].get("Env") or []
+        variables = self._engine.client.images.get(self.image).attrs["Config"].get("Env") or []
         own = next((line.partition("=")[2] for line in variables if line.startswith("PYTHONPATH=")), "")
         return ":".join(filter(None, (f"{FOLDER}/{folder}", own)))
 
@@ -238,7 +239,7 @@ def limit_memory(sandbox: SmokeSandbox, container: Container) -> bool:
     """
     if not containers.prints(container, SAVING):
         return False
-    statistics = docker_engine.client().api.stats(str(container.id), stream=False, one_shot=True)
+    statistics = sandbox.statistics(container)
     used = int(statistics.get("memory_stats", {}).get("usage", 0))
     with contextlib.suppress(docker.errors.APIError):
         container.update(mem_limit=used + HEADROOM, memswap_limit=used + HEADROOM)

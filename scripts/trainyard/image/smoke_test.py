@@ -38,7 +38,6 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
-from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import lines_of, prints, watch
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
@@ -186,12 +185,12 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
         StepFailed: a run failed; the message gives the first reason.
     """
     network = network_of(spec)
-    digest = docker_engine.digest(reference, made_by=spec.command("dev build"))
+    digest = spec.context.engine.digest(reference, made_by=spec.command("dev build"))
     with stages.stage("smoke", state.seconds(spec.kept, "smoke")) as stage:
         if spec.run:
             workspace = spec.workspace
             subject = Subject(digest, tuple(spec.run), (), workspace.document.smoke, workspace, network)
-            facts = smoke_command.check(subject)
+            facts = smoke_command.check(spec.context.engine, subject)
         else:
             facts = _train(spec, digest)
         stage.done = described(facts)
@@ -202,8 +201,9 @@ def smoke(spec: Spec, reference: str) -> dict[str, Any]:
 def _train(spec: Spec, digest: str) -> dict[str, Any]:
     """Test a target of the catalogue; see :class:`trainyard.spec.state.SmokeResult`."""
     started = time.monotonic()
-    emulated = docker_engine.emulated_environment(spec.architecture)
-    with SmokeSandbox(digest, _digits() | smoke_containers.files(), ("out",), environment=emulated) as sandbox:
+    engine, files = spec.context.engine, _digits() | smoke_containers.files()
+    emulated = engine.emulated_environment(spec.arch)
+    with SmokeSandbox(engine, digest, files, ("out",), environment=emulated) as sandbox:
         training = _Training(spec, sandbox, emulated=bool(emulated))
         training.check_learning()
         training.check_stopping()

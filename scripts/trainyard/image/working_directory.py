@@ -15,9 +15,10 @@ from typing import Any
 
 from docker.models.images import Image
 
+from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine, resource_labels
 from trainyard.common.errors import StepFailed
-from trainyard.oci import docker_engine, image_index, image_store
-from trainyard.oci.docker_engine import digest_of
+from trainyard.oci import image_index, image_store
 from trainyard.oci.documents import IMAGE_TYPES, descriptor
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import NAME
@@ -25,41 +26,41 @@ from trainyard.spec.state import own
 from trainyard.spec.workspace import FOLDER
 
 
-def context(state: Path, reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
+def replacement(context: Context, reference: str, architecture: Architecture, *, in_engine: bool = True) -> str | None:
     """Return the build context that replaces base ``reference``; None if its working directory is ours already.
 
     Args:
-        state: the state folder, which keeps layouts.
+        context: whose state folder keeps layouts.
         in_engine: whether the engine builds, which has the engine's images.
     Raises:
         UserError: the base cannot be pulled.
         StepFailed: the engine cannot save it.
     """
-    image = docker_engine.pull(reference, architecture)
+    image = context.engine.pull(reference, architecture.platform)
     if (image.attrs.get("Config") or {}).get("WorkingDir") == FOLDER:
         return None
     try:
-        return layout(state, reference, architecture)
+        return layout(context, reference, architecture)
     except image_store.NoLayout:
         if not in_engine:
             raise
-        return f"docker-image://{commit(image, reference, architecture)}"
+        return f"docker-image://{commit(context.engine, image, reference, architecture)}"
 
 
-def layout(state: Path, reference: str, architecture: Architecture) -> str:
+def layout(context: Context, reference: str, architecture: Architecture) -> str:
     """Return the build context with image ``reference`` and our working directory, an OCI layout that is written once.
 
     It raises what :func:`write` raises, and :class:`UserError` if the image cannot be pulled.
     """
-    image = docker_engine.pull(reference, architecture)
+    image = context.engine.pull(reference, architecture.platform)
     # An index has one digest for all architectures.
     name = f"{str(image.id).removeprefix('sha256:')}-{architecture.name}-in-workspace"
-    folder = state / "bases" / name
+    folder = context.state / "bases" / name
     if not folder.is_dir():
         own(folder.parent)
         # Removed on return, also after an interrupt or with a full disk.
         with tempfile.TemporaryDirectory(prefix=".base-", dir=folder.parent) as temporary:
-            write(reference, Path(temporary) / name, architecture)
+            write(context.engine, reference, Path(temporary) / name, architecture)
             try:
                 (Path(temporary) / name).rename(folder)
             except OSError:
@@ -68,16 +69,16 @@ def layout(state: Path, reference: str, architecture: Architecture) -> str:
     return address(folder)
 
 
-def commit(image: Image, reference: str, architecture: Architecture) -> str:
+def commit(engine: Engine, image: Image, reference: str, architecture: Architecture) -> str:
     """Make an image of the base with our working directory in the engine, unless it is there, and return its reference.
 
     For engines that save no OCI layouts. Its configuration has the time at which it was made, so that images on it have
     another digest on each host.
     """
     tag = f"{str(image.id).removeprefix('sha256:')[:12]}-{architecture.name}-in-workspace"
-    if digest_of(f"{NAME}-base:{tag}") is None:
-        container = docker_engine.client().containers.create(
-            reference, ["true"], platform=architecture.platform, labels=docker_engine.resource_labels("base")
+    if engine.digest_of(f"{NAME}-base:{tag}") is None:
+        container = engine.client.containers.create(
+            reference, ["true"], platform=architecture.platform, labels=resource_labels("base")
         )
         try:
             container.commit(f"{NAME}-base", tag, changes=[f"WORKDIR {FOLDER}", 'CMD ["bash"]'])
@@ -96,7 +97,7 @@ def address(layout: Path) -> str:
     return f"oci-layout://{layout}@{index['manifests'][0]['digest']}"
 
 
-def write(reference: str, folder: Path, architecture: Architecture) -> None:
+def write(engine: Engine, reference: str, folder: Path, architecture: Architecture) -> None:
     """Write a local image for an architecture into ``folder``, which is made, as an OCI layout.
 
     Its working directory is ours. The same image gives the same digest.
@@ -118,7 +119,7 @@ def write(reference: str, folder: Path, architecture: Architecture) -> None:
         return stored
 
     folder.mkdir(parents=True)
-    image_store.save(reference, folder)
+    image_store.save(engine, reference, folder)
     manifest = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     while image_index.is_index(manifest):  # which may name an index
         digest = image_index.digest_for(manifest, architecture)

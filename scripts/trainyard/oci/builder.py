@@ -10,12 +10,13 @@ images that it builds are loaded into the engine.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 
 from trainyard.common import settings
+from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError, nearest
-from trainyard.oci import docker_engine
+from trainyard.spec import architectures
 from trainyard.spec.architectures import PLATFORMS, Architecture
 
 
@@ -37,11 +38,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Builder:
-    """Describe a builder of ``docker buildx``."""
+    """Describe a builder of ``docker buildx``, by which images come into ``engine``."""
 
     name: str
     driver: str
     nodes: tuple[Node, ...]
+    engine: Engine = field(default_factory=Engine, repr=False, compare=False)
 
     @property
     def in_engine(self) -> bool:
@@ -67,15 +69,15 @@ class Builder:
     def machine(self, wanted: Architecture) -> Architecture:
         """Return the architecture of the machine that builds for another: what ``BUILDPLATFORM`` is there."""
         if self.in_engine:
-            return docker_engine.architecture()
+            return architectures.of_engine(self.engine)
         node = self.node(wanted)
         native = next((name for name in (node.platforms if node else ()) if name in PLATFORMS), None)
-        return PLATFORMS[native] if native else docker_engine.architecture()
+        return PLATFORMS[native] if native else architectures.of_engine(self.engine)
 
     def require(self, wanted: Architecture) -> None:
         """Raise a :class:`UserError` if it does not run programs for an architecture."""
         if self.in_engine:
-            docker_engine.require_emulation(wanted)
+            self.engine.require_emulation(wanted.platform)
         elif self.node(wanted) is None:
             errors = "".join(f" (node {node.name}: {node.error})" for node in self.nodes if node.error)
             append = f"docker buildx create --append --name {self.name} --platform {wanted.platform} <endpoint>"
@@ -85,44 +87,37 @@ class Builder:
             )
 
 
-@cache
-def current(name: str) -> Builder:
+def current(context: Context) -> Builder:
     """Return the builder that images are built on. It is started if it is not running.
 
-    Args:
-        name: of ``--builder``; empty: the one that buildx itself uses.
     Raises:
         UserError: there is no such builder, or it is that of another engine.
         StepFailed: it cannot be started.
     """
+    engine, name = context.engine, context.builder
     try:
-        chosen = _inspect(name)
+        chosen = _inspect(engine, name)
     except StepFailed as error:
-        if "Podman" in str(docker_engine.client().version().get("Components")):
+        if "Podman" in str(engine.client.version().get("Components")):
             raise UserError(
                 "the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24 or later"
             ) from None
-        raise StepFailed(f"{error}; to build in the engine, give '--builder {docker_engine.context()}'") from None
-    if chosen.in_engine and chosen.name != (context := docker_engine.context()):
-        raise UserError(f"{_given(chosen.name, name)}: it builds in another Docker context: give '--builder {context}'")
+        raise StepFailed(f"{error}; to build in the engine, give '--builder {engine.docker_context}'") from None
+    if chosen.in_engine and chosen.name != (own := engine.docker_context):
+        raise UserError(f"{_given(chosen.name, name)}: it builds in another Docker context: give '--builder {own}'")
     return chosen
 
 
-def selection(name: str) -> list[str]:
-    """Return the option of ``docker buildx`` that selects a builder; none where buildx itself selects it."""
-    return [f"--builder={name}"] if name else []
-
-
-def _inspect(name: str) -> Builder:
+def _inspect(engine: Engine, name: str) -> Builder:
     """Return the builder of a name; without one, the one that buildx uses. It raises what :func:`current` does."""
     try:
-        return parse(docker_engine.buildx("inspect", "--bootstrap", *selection(name)))
+        return parse(engine.inspect_builder(name), engine)
     except StepFailed as error:
         unknown = re.search(r'no builder "(.*)" found', str(error))
         if not unknown:
             raise
     # Lines of nodes are indented, the first line is the heading.
-    names = [line.removesuffix("*") for line in re.findall(r"(?m)^(\S+)", docker_engine.buildx("ls"))][1:]
+    names = [line.removesuffix("*") for line in re.findall(r"(?m)^(\S+)", engine.buildx("ls"))][1:]
     raise UserError(
         f"{_given(unknown[1], name)}: there is no such builder; 'docker buildx ls' lists {', '.join(names)}"
         f"{nearest(unknown[1], names)}"
@@ -136,13 +131,14 @@ def _given(name: str, option: str) -> str:
     return f"BUILDX_BUILDER={name}" if settings.standard_variable("BUILDX_BUILDER") else f"builder {name}"
 
 
-def parse(inspected: str) -> Builder:
+def parse(inspected: str, engine: Engine) -> Builder:
     """Return the builder in what ``docker buildx inspect`` prints, or raise :class:`StepFailed` with its error."""
     about, _, nodes = inspected.partition("\nNodes:\n")
     described = Builder(
         name=_value(about, "Name"),
         driver=_value(about, "Driver"),
         nodes=tuple(_node(text) for text in re.split(r"(?m)^(?=Name:)", nodes) if text.strip()),
+        engine=engine,
     )
     if error := _value(about, "Error"):
         raise StepFailed(f"builder {described.name} cannot be used: {error}")

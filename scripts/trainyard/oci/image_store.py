@@ -25,8 +25,9 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 import zstandard
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
-from trainyard.oci import docker_engine, image_index
+from trainyard.oci import image_index
 from trainyard.oci.documents import InvalidAnswer, hashed
 from trainyard.spec import architectures
 from trainyard.spec.architectures import Architecture
@@ -86,20 +87,20 @@ class NoLayout(StepFailed):
 Reader = Callable[[io.BufferedReader], T]
 
 
-def read(reference: str, reader: Reader[T]) -> Parts[T]:
+def read(engine: Engine, reference: str, reader: Reader[T]) -> Parts[T]:
     """Return the parts of a local image. ``reader`` gets each layer's blob as a stream, in any order.
 
     Raises:
         UserError: there is no such image.
         StepFailed: it cannot be read.
     """
-    image = docker_engine.image(reference, made_by="trainyard image")
+    image = engine.image(reference, made_by="trainyard image")
     digest = str(image.id)
     # Of an index, the engine has the image that it describes, and maybe others.
-    architecture = architectures.given() or docker_engine.architecture_of(reference)
-    if store := _store_with(digest):
+    architecture = architectures.given() or architectures.of_image(engine, reference)
+    if store := _store_with(engine, digest):
         return _read_store(store, digest, architecture, reader)
-    return _read_saved(reference, digest, architecture, reader)
+    return _read_saved(engine, reference, digest, architecture, reader)
 
 
 @dataclass(frozen=True)
@@ -236,12 +237,12 @@ class _Chunks(io.RawIOBase):
         return self._position
 
 
-def _store_with(digest: str) -> Path | None:
+def _store_with(engine: Engine, digest: str) -> Path | None:
     """Return the readable content store of an engine on this host that has ``digest``, which guarantees the content.
 
     Blobs are in the engine's own folder, or in the system's containerd.
     """
-    root = str(docker_engine.client().info().get("DockerRootDir") or "")
+    root = str(engine.client.info().get("DockerRootDir") or "")
     for parent in (Path(root) / "containerd" / "daemon", Path("/var/lib/containerd")):
         store = parent / "io.containerd.content.v1.content" / "blobs" / "sha256"
         with contextlib.suppress(OSError), (store / digest.removeprefix("sha256:")).open("rb"):
@@ -279,12 +280,12 @@ def _read_store(store: Path, digest: str, architecture: Architecture, reader: Re
     return Parts(raw, config, str(manifest["config"]["digest"]), layers)
 
 
-def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[str, tuple[int, T]]]:
+def _saved(engine: Engine, reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[str, tuple[int, T]]]:
     """Return the JSON documents of ``docker image save``, and ``reader``'s results for layers, by their names there."""
     documents: dict[str, bytes] = {}
     blobs: dict[str, tuple[int, T]] = {}
     same: dict[str, str] = {}
-    chunks = docker_engine.client().api.get_image(reference, chunk_size=CHUNK)
+    chunks = engine.client.api.get_image(reference, chunk_size=CHUNK)
     with tarfile.open(fileobj=_Chunks(_ahead(iter(chunks))), mode="r|", bufsize=CHUNK) as outer:
         for member in outer:
             if member.issym():  # a repeated layer, as the classic image store writes it
@@ -299,8 +300,8 @@ def _saved(reference: str, reader: Reader[T]) -> tuple[dict[str, bytes], dict[st
     return documents, blobs | {name: blobs[other] for name, other in same.items() if other in blobs}
 
 
-def _read_saved(reference: str, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
-    documents, blobs = _saved(reference, reader)
+def _read_saved(engine: Engine, reference: str, digest: str, architecture: Architecture, reader: Reader[T]) -> Parts[T]:
+    documents, blobs = _saved(engine, reference, reader)
     try:
         manifest = json.loads(documents["manifest.json"])[0]
         config = documents[manifest["Config"]]
@@ -316,16 +317,16 @@ def _read_saved(reference: str, digest: str, architecture: Architecture, reader:
     return Parts(documents.get(blob_path(inner), b"") if inner else kept, config, hashed(config), layers)
 
 
-def documents(reference: str) -> dict[str, bytes]:
+def documents(engine: Engine, reference: str) -> dict[str, bytes]:
     """Return digest -> text of every JSON document of a local image: index, manifests, configurations, attestations.
 
     Raises:
         UserError: there is no such image. StepFailed: it cannot be read.
     """
-    digest = docker_engine.digest(reference)
-    store = _store_with(digest)
+    digest = engine.digest(reference)
+    store = _store_with(engine, digest)
     if store is None:
-        saved, prefix = _saved(reference, lambda stream: None)[0], blob_path("")
+        saved, prefix = _saved(engine, reference, lambda stream: None)[0], blob_path("")
         return {f"sha256:{name.removeprefix(prefix)}": text for name, text in saved.items() if name.startswith(prefix)}
     texts, waiting = {}, [digest]
     with _blobs_of(store, digest) as blob:
@@ -337,15 +338,15 @@ def documents(reference: str) -> dict[str, bytes]:
     return texts
 
 
-def save(reference: str, folder: Path) -> None:
+def save(engine: Engine, reference: str, folder: Path) -> None:
     """Write a local image into ``folder`` as an OCI layout (https://github.com/opencontainers/image-spec).
 
     Raises:
         UserError: there is no such image.
         NoLayout: the engine does not save OCI layouts, as Docker does since version 25.
     """
-    docker_engine.digest(reference)
-    chunks = docker_engine.client().api.get_image(reference, chunk_size=CHUNK)
+    engine.digest(reference)
+    chunks = engine.client.api.get_image(reference, chunk_size=CHUNK)
     with tarfile.open(fileobj=_Chunks(iter(chunks)), mode="r|", bufsize=CHUNK) as archive:
         # Python 3.11.2 of Debian 12, which the builder image has, knows no filters.
         filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

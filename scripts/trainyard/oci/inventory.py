@@ -18,8 +18,9 @@ from typing import Any
 import docker.errors
 from packaging.utils import canonicalize_name
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.oci import attached_sbom, docker_engine, image_index, image_store, layers
+from trainyard.oci import attached_sbom, image_index, image_store, layers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.documents import Configured, labels_in
 from trainyard.oci.reference import Reference
@@ -212,9 +213,9 @@ def _names(config: dict[str, Any], count: int) -> list[str]:
     return [words or "base" for words in shown]
 
 
-def local(reference: str) -> Image:
+def local(engine: Engine, reference: str) -> Image:
     """Return a local image, read in one pass; see :func:`trainyard.oci.image_store.read`."""
-    parts = image_store.read(reference, read_layer)
+    parts = image_store.read(engine, reference, read_layer)
     config = json.loads(parts.config)
     diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
     names = _names(config, len(diff_ids))
@@ -222,7 +223,7 @@ def local(reference: str) -> Image:
         LayerSummary(name, layer.digest, diff_id, layer.stored, layer.found.size)
         for name, diff_id, layer in zip(names, diff_ids, parts.layers, strict=False)
     ]
-    digest = docker_engine.digest(reference)
+    digest = engine.digest(reference)
     return Image(
         reference=reference,
         digest=digest,
@@ -284,26 +285,27 @@ def remote(reference: str) -> Image:
     )
 
 
-def find(reference: str) -> Image:
+def find(engine: Engine, reference: str) -> Image:
     """Find a local image, or else one at a registry, for which no engine is needed.
 
     Raises:
         UserError: there is neither, or there is no engine, and the reference names no registry.
         StepFailed: it cannot be read.
     """
-    try:
-        images = docker_engine.existing_client().images
-    except (docker.errors.DockerException, OSError):
-        if Reference.parse(reference).names_docker_hub:
-            docker_engine.client()  # says that there is no engine
+    client = engine.existing_client()
+    if client is None and Reference.parse(reference).names_docker_hub:
+        client = engine.client  # says that there is no engine
+    if client is None:
         return remote(reference)
     try:
-        images.get(reference)
+        client.images.get(reference)
     except docker.errors.ImageNotFound:
         return remote(reference)
     except docker.errors.APIError as error:
+        if error.is_server_error():
+            raise
         raise UserError(f"{reference!r} is not an image reference ({error.explanation})") from None
-    return local(reference)
+    return local(engine, reference)
 
 
 def fetch(image: Image, repository: Repository, wanted: Iterable[LayerSummary]) -> None:

@@ -26,7 +26,7 @@ from typing import Literal
 
 import docker.errors
 
-from trainyard.oci import docker_engine
+from trainyard.common.docker_engine import LOOKING, Engine, resource_labels
 from trainyard.oci.probe_runner import PYTHONS
 from trainyard.spec.state import file_lock, own
 
@@ -80,7 +80,7 @@ Contents = Mapping[str, Item]
 
 
 @contextlib.contextmanager
-def folders(reference: str, count: int) -> Iterator[list[Path]]:
+def folders(engine: Engine, reference: str, count: int) -> Iterator[list[Path]]:
     """Yield the folders of an image's ``count`` layers, bottom first, which last as the context; none if not readable.
 
     A container that holds the mount runs meanwhile.
@@ -91,12 +91,12 @@ def folders(reference: str, count: int) -> Iterator[list[Path]]:
             try:
                 # Docker 26 cannot unpack zstd layers that have Docker's media type, and does not unpack an image for
                 # another platform when it is built: https://github.com/docker/cli/issues/5011
-                container = docker_engine.client().containers.create(
+                container = engine.client.containers.create(
                     reference,
                     ["-c", "import time; time.sleep(600)"],
                     entrypoint=[python],
-                    labels=docker_engine.resource_labels("verify"),
-                    **docker_engine.LOOKING,
+                    labels=resource_labels("verify"),
+                    **LOOKING,
                 )
                 undo.callback(container.remove, force=True)
                 container.start()
@@ -245,18 +245,16 @@ def known(state: Path, diff_id: str) -> bool:
     return _file(state, diff_id).is_file()
 
 
-def take(state: Path, reference: str) -> list[str]:
+def take(engine: Engine, state: Path, reference: str) -> list[str]:
     """Keep the contents of those layers of a local image that are not known yet in the folder ``state``.
 
     Returns:
         Diff ids of all layers, bottom first; none if this process cannot read where the engine has unpacked them.
     """
-    diff_ids = [
-        str(diff_id) for diff_id in docker_engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]
-    ]
+    diff_ids = [str(diff_id) for diff_id in engine.image(reference, made_by="docker pull").attrs["RootFS"]["Layers"]]
     if all(known(state, diff_id) for diff_id in diff_ids):
         return diff_ids
-    with folders(reference, len(diff_ids)) as unpacked:
+    with folders(engine, reference, len(diff_ids)) as unpacked:
         for diff_id, folder in zip(diff_ids, unpacked, strict=False):
             if not known(state, diff_id):
                 keep(state, diff_id, read(folder))

@@ -29,7 +29,8 @@ from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from pydantic import TypeAdapter, ValidationError
 
-from trainyard.oci import docker_engine, image_store, layer_contents, secret_scan
+from trainyard.common.docker_engine import Engine
+from trainyard.oci import image_store, layer_contents, secret_scan
 from trainyard.oci.layer_contents import Contents
 
 Kind = Literal["base", "below", "copied", "added"]
@@ -332,6 +333,7 @@ def walk_once(folder: Path, diff_id: str, state: Path) -> LayerFiles:
 
 
 def read(
+    engine: Engine,
     reference: str,
     dockerfile: str,
     *,
@@ -350,16 +352,16 @@ def read(
         UserError: there is no such image.
         StepFailed: its layers cannot be read.
     """
-    image = docker_engine.image(reference, made_by="trainyard image")
+    image = engine.image(reference, made_by="trainyard image")
     diff_ids = [str(diff_id) for diff_id in image.attrs["RootFS"]["Layers"]]
-    with layer_contents.folders(reference, len(diff_ids)) as folders:
+    with layer_contents.folders(engine, reference, len(diff_ids)) as folders:
         if not folders:
-            return assemble(image_store.read(reference, scan), dockerfile)
+            return assemble(image_store.read(engine, reference, scan), dockerfile)
         contents = [
             walk_once(folder, diff_id, state) if state else walk(folder)
             for folder, diff_id in zip(folders, diff_ids, strict=True)
         ]
-        parts = image_store.read(reference, lambda stream: None)
+        parts = image_store.read(engine, reference, lambda stream: None)
         entries = {name: layer_contents.read(at) for name, at in zip(diff_ids, folders, strict=True) if hashed(name)}
     stored = assemble(parts.holding(contents), dockerfile)
     layers = [dataclasses.replace(layer, entries=entries.get(layer.diff_id)) for layer in stored.layers]

@@ -8,8 +8,8 @@ from pathlib import Path
 import docker.errors
 from pydantic import TypeAdapter, ValidationError
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, one_line
-from trainyard.oci import docker_engine
 
 #: Names of an image's Python; the first that exists is used.
 PYTHONS = ("python3", "python")
@@ -92,7 +92,7 @@ class ProbeFailed(StepFailed):
     """Report that an image's Python starts, and cannot list what is installed."""
 
 
-def probe(reference: str, *parts: str) -> ProbeResult:
+def probe(engine: Engine, reference: str, *parts: str) -> ProbeResult:
     """Return what the Python of a local image reports: the packages, and what belongs to ``parts`` of :data:`PARTS`.
 
     Raises:
@@ -103,16 +103,16 @@ def probe(reference: str, *parts: str) -> ProbeResult:
     words = ""
     for python in PYTHONS:
         try:
-            return _run(reference, python, parts)
+            return _run(engine, reference, python, parts)
         except docker.errors.APIError as error:  # no such program
             words = str(error.explanation or error)
     raise NoPython(f"{reference}: cannot run its Python: {words}")
 
 
-def _run(reference: str, python: str, parts: tuple[str, ...]) -> ProbeResult:
+def _run(engine: Engine, reference: str, python: str, parts: tuple[str, ...]) -> ProbeResult:
     text = Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
-    variables = docker_engine.emulated_environment(docker_engine.architecture_of(reference))
-    status, out, err = docker_engine.run(reference, python, ["-c", text, *parts], "verify", environment=variables)
+    variables = engine.emulated_environment(engine.architecture_of(reference))
+    status, out, err = engine.run(reference, python, ["-c", text, *parts], "verify", environment=variables)
     if status:
         words = err.decode(errors="replace").strip().splitlines() or ["(no output)"]
         raise ProbeFailed(f"{reference}: its Python cannot list what is installed: {one_line(words[-1])[:300]}")

@@ -33,8 +33,9 @@ import requests
 import urllib3
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
+from trainyard.common.engine_client import Lost, NoAnswer
 from trainyard.common.errors import StepFailed, UserError, one_line
-from trainyard.oci import docker_engine
 from trainyard.oci.documents import (
     CONFIGURATION,
     DOCUMENT_LIMIT,
@@ -157,17 +158,19 @@ def _explained(address: str) -> Iterator[None]:
     """Raise what goes wrong with the engine or a connection as :class:`StepFailed`."""
     try:
         yield
+    except (Lost, NoAnswer):  # of the engine, which they name
+        raise
     except docker.errors.APIError as error:
         raise StepFailed(meaning(str(error.explanation or error), address)) from None
     except _CONNECTION_ERRORS as error:
         raise StepFailed(settings.wrong_ca_bundle() or meaning(_reason(error), address)) from None
 
 
-def digest_of(reference: str) -> str | None:
+def digest_of(engine: Engine, reference: str) -> str | None:
     """Return the digest that a reference has at its registry; None if the registry has no such tag."""
     with _explained(reference):
         try:
-            return str(docker_engine.client().images.get_registry_data(reference).id)
+            return str(engine.client.images.get_registry_data(reference).id)
         except docker.errors.NotFound:
             return None
         except docker.errors.APIError as error:
@@ -178,7 +181,7 @@ def digest_of(reference: str) -> str | None:
             raise
 
 
-def push(reference: str) -> Iterator[tuple[str, str]]:
+def push(engine: Engine, reference: str) -> Iterator[tuple[str, str]]:
     """Push a local tag; yield (start of a blob's digest, ``uploaded`` or ``exists``) as each blob is done.
 
     The digest is the blob's SHA-256, or the uncompressed layer's where the engine does not keep blobs. If the registry
@@ -187,7 +190,7 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
     destination = Reference.parse(reference)
     done: set[str] = set()
     for pause in (*_PUSH_AGAIN, None):
-        failed = yield from _push(destination, reference, done)
+        failed = yield from _push(engine, destination, reference, done)
         if not failed:
             return
         if pause is None or not _BLOBS_INCOMPLETE.search(failed):
@@ -195,14 +198,16 @@ def push(reference: str) -> Iterator[tuple[str, str]]:
         time.sleep(pause)
 
 
-def _push(destination: Reference, reference: str, done: set[str]) -> Generator[tuple[str, str], None, str]:
+def _push(
+    engine: Engine, destination: Reference, reference: str, done: set[str]
+) -> Generator[tuple[str, str], None, str]:
     """Push once as :func:`push` does, and return the engine's error; empty if there is none.
 
     Args:
         done: starts of the digests of blobs that were yielded, which are not yielded again; new ones are added.
     """
     with _explained(reference):
-        events: Iterator[dict[str, Any]] = docker_engine.client().api.push(
+        events: Iterator[dict[str, Any]] = engine.client.api.push(
             destination.name, destination.tag or "latest", stream=True, decode=True
         )
         for event in events:

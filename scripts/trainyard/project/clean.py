@@ -10,8 +10,8 @@ import docker.errors
 from docker.models.images import Image
 
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import OWNED, Engine, in_use
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine
 from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec import state
 from trainyard.spec.model import each_platform, load
@@ -26,9 +26,9 @@ TEMPORARY_SUFFIXES = ("-candidate", "-fetched", "-reproduce", "-provenance")
 REPOSITORIES = (NAME, *(f"{NAME}-{kind}" for kind in ("base", "builder", "cloud-builder", "registry", "tpu-worker")))
 
 
-def leftovers() -> list[str]:
+def leftovers(engine: Engine) -> list[str]:
     """Remove Trainyard's containers, networks and volumes that no living process uses; their names."""
-    return remove_labelled(docker_engine.OWNED, unless=docker_engine.in_use)
+    return remove_labelled(engine, OWNED, unless=in_use)
 
 
 def clean(context: Context, target: str | None = None, *, everything: bool = False, cache: bool = False) -> list[str]:
@@ -53,13 +53,13 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
             raise UserError(
                 f"another command holds the lock {min(used)} of {context.state}: run this when it has ended"
             )
-        removed = leftovers()
+        removed = leftovers(context.engine)
         kept = {f"{NAME}:{name.removeprefix('candidate-')}{suffix}" for name in busy for suffix in TEMPORARY_SUFFIXES}
-        removed += _remove_tags(docker_engine.images(), "" if everything else TEMPORARY_SUFFIXES, kept)
+        removed += _remove_tags(context.engine, context.engine.images(), "" if everything else TEMPORARY_SUFFIXES, kept)
         if everything:
             folders = [one for one in context.state.iterdir() if one.is_dir()] if context.state.is_dir() else []
         elif spec:
-            removed += _remove_tags(docker_engine.images(label=f"{LABELS}.target={spec.target}"))
+            removed += _remove_tags(context.engine, context.engine.images(label=f"{LABELS}.target={spec.target}"))
         for folder in folders:
             if (folder / state.MARKER).is_file():
                 shutil.rmtree(folder, ignore_errors=True)
@@ -67,17 +67,19 @@ def clean(context: Context, target: str | None = None, *, everything: bool = Fal
                 logger.info(f"kept {folder}: no file {state.MARKER} in it says that Trainyard made it")
     if cache:
         try:
-            docker_engine.client().api.prune_builds()
+            context.engine.client.api.prune_builds()
         except docker.errors.APIError as error:
             logger.info(f"build cache not removed: {error.explanation}")
     return removed
 
 
-def _remove_tags(images: list[Image], suffixes: str | tuple[str, ...] = "", kept: Collection[str] = ()) -> list[str]:
+def _remove_tags(
+    engine: Engine, images: list[Image], suffixes: str | tuple[str, ...] = "", kept: Collection[str] = ()
+) -> list[str]:
     """Remove the tags of ``images`` in Trainyard's repositories that end with one of ``suffixes``, and are not kept."""
     prefixes = tuple(f"{repository}:" for repository in REPOSITORIES)
     removed = [tag for image in images for tag in image.tags if tag.startswith(prefixes) and tag.endswith(suffixes)]
     removed = [tag for tag in removed if tag not in kept]
     for tag in removed:
-        docker_engine.untag(tag)
+        engine.untag(tag)
     return removed

@@ -24,8 +24,9 @@ from rich.table import Column, Table
 from trainyard.common.installation import require_extra
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories, image_packages
+from trainyard.release import advisories
 from trainyard.release.advisories import Snapshot
+from trainyard.release.image_packages import ImagePackages
 from trainyard.release.vulnerabilities import Pins, Vulnerability, evaluate, public_version, refuse, union
 from trainyard.spec.model import Spec, catalogue, each_platform, load
 
@@ -283,19 +284,18 @@ def update(address: str = "") -> Snapshot:
     return snapshot
 
 
-def audit(target: str | None, *, only_snapshot: bool = False, image: str | None = None) -> Report:
+def audit(target: str | None, *, only_snapshot: bool = False, image: ImagePackages | None = None) -> Report:
     """Look for known vulnerabilities of the Python packages that locks pin.
 
     Args:
         target: name or folder; all targets if None.
         only_snapshot: do not ask a vulnerability service.
-        image: audit the packages of this image, local or at a registry, instead of a target's.
+        image: audit the packages of this image instead of a target's.
     Raises:
-        UserError: there is no such target or image, or no snapshot.
+        UserError: there is no such target, or no snapshot.
     """
     if image:
-        one = image_packages.find(image)
-        pins = {one.name: {name: {public_version(version)} for name, version in one.python.items()}}
+        pins = {image.name: {name: {public_version(version)} for name, version in image.python.items()}}
     else:
         pins = {spec.target: pinned(spec) for spec in ([load(target)] if target else catalogue())}
     everything = union(pins.values())

@@ -147,7 +147,7 @@ def run(jobs: list[Job], at_once: int, arguments: list[str]) -> None:
     for spec in {job.spec.base: job.spec for job in jobs}.values():
         with contextlib.suppress(UserError, StepFailed):  # the targets report it themselves
             # Otherwise two targets could bootstrap the same base at the same time.
-            base_image.resolve(spec.base, builder_name=spec.context.builder)
+            base_image.resolve(spec.context, spec.base)
     pool = ThreadPoolExecutor(at_once)
     running = {pool.submit(make, job, arguments): job for job in jobs}
     try:

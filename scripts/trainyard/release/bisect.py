@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import git, stages
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, smoke_command, smoke_test
 from trainyard.image.smoke_command import Subject
 from trainyard.release import culprit, image_packages, mixed_lock
@@ -172,7 +172,7 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
         name = f"{locks.FILE} of {text}"
         return mixed_lock.of_lock(name, _read(committed, name), spec.arch)
     try:
-        found = image_packages.find(text)
+        found = image_packages.find(spec.context.engine, text)
     except (UserError, StepFailed) as error:
         raise UserError(
             f"'{text}' is neither a file, nor a commit with a {locks.FILE}, nor an image ({error})"
@@ -410,11 +410,13 @@ def judge(spec: Spec, image: str, check: Check) -> Verdict:
             return Verdict("good", value=_measured(spec, image, check))
         if check.command or spec.run:
             with stages.stage("command"):
-                smoke_command.check(_subject(spec, image, check))
+                smoke_command.check(spec.context.engine, _subject(spec, image, check))
         else:
             smoke_test.smoke(spec, image)
     except smoke_command.Failed as error:
         return Verdict("unresolved" if check.command and error.status == SKIP else "bad", str(error))
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Verdict("bad", str(error))
     return Verdict("good")
@@ -440,7 +442,7 @@ def _measured(spec: Spec, image: str, check: Check) -> float:
         for run in range(1, check.runs + 1):
             stages.now(f"run {run} of {check.runs}")
             if check.command or spec.run:
-                tester = smoke_command.Tester(_subject(spec, image, check))
+                tester = smoke_command.Tester(spec.context.engine, _subject(spec, image, check))
                 tester.check_run(tester.subject.smoke or SmokeRun())
                 values.append(number(check.measure, tester.printed) if check.measure else tester.seconds)
             else:

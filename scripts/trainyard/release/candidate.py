@@ -16,10 +16,10 @@ from docker.models.images import Image
 
 from trainyard.common import stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
 from trainyard.spec import lock, state
@@ -61,7 +61,8 @@ def make(
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
     """
-    docker_engine.require_emulation(spec.architecture)  # whatever the builder runs
+    engine = spec.context.engine
+    engine.require_emulation(spec.platform)  # whatever the builder runs
     smoke_test.network_of(spec)
     with state.candidate_lock(spec.kept):
         before = state.passed(spec.kept)
@@ -79,14 +80,14 @@ def make(
             with state.file_lock(spec.context.state, "training"):
                 emit("stage", stage="verify")
                 verified = None if force else _passed(spec, "verify", digest)
-                verified = verified or verify.verify(spec, plan.candidate, show=show)
+                verified = verified or verify.verify(engine, spec, plan.candidate, show=show)
                 emit("stage", stage="smoke")
                 trained = None if force else _passed(spec, "smoke", digest)
                 trained = trained or smoke_test.smoke(spec, plan.candidate)
-        found = docker_engine.image(plan.candidate, made_by=spec.command("image"))
+        found = engine.image(plan.candidate, made_by=spec.command("image"))
         for tag in (spec.local_name, plan.tag):
             found.tag(NAME, tag)
-        docker_engine.client().images.remove(plan.candidate)
+        engine.client.images.remove(plan.candidate)
         changes = f"{changed(before, built)} since {since}" if before else "everything: no image passed before"
         made = {"image": plan.local, "plan": plan, "build": built, "verify": verified, "smoke": trained}
         return made | {"changed": changes}
@@ -139,13 +140,14 @@ def from_reference(
         UserError: there is no such image, or it is not made from one of Trainyard's.
         StepFailed: it breaks a rule for every image, or the command failed.
     """
-    image = docker_engine.image(reference, made_by=f"docker build --tag {reference} .")
+    engine = context.engine
+    image = engine.image(reference, made_by=f"docker build --tag {reference} .")
     network = smoke_test.network_of(spec) if spec else bool(context.smoke_network)
-    tested = dataclasses.replace(subject(image, reference, spec.workspace if spec else None), network=network)
+    tested = dataclasses.replace(subject(engine, image, reference, spec.workspace if spec else None), network=network)
     with state.file_lock(context.state, "training"):
-        verified = verify.verify(None, reference, show=show)
+        verified = verify.verify(engine, None, reference, show=show)
         with stages.stage("smoke") as stage:
-            trained = smoke_command.check(tested)
+            trained = smoke_command.check(engine, tested)
             stage.done = smoke_test.described(trained)
     name = f"{NAME}:{spec.local_name}" if spec else reference
     if spec:
@@ -162,9 +164,9 @@ def from_reference(
     }
 
 
-def subject(image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
+def subject(engine: Engine, image: Image, reference: str, workspace: Workspace | None) -> smoke_command.Subject:
     """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
-    files = files_of(image, _LAUNCHER, _ABOUT)
+    files = files_of(engine, image, _LAUNCHER, _ABOUT)
     if f"{LABELS}.target" not in image.labels or len(files) < 2:
         raise UserError(
             f"{reference} is not made from an image of Trainyard: begin the Dockerfile with "

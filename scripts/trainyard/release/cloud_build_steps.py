@@ -19,11 +19,12 @@ import docker.errors
 
 from trainyard.common import settings
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import build, smoke_test, target_lock
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine, registry
+from trainyard.oci import registry
 from trainyard.oci.registry import Repository
 from trainyard.oci.statements import Signer
 from trainyard.oci.transport import is_loopback
@@ -155,11 +156,11 @@ def prepare(given: Substitutions) -> None:
     given.use_indexes()
     given.prepared.parent.mkdir(parents=True, exist_ok=True)
     given.prepared.write_text(json.dumps({"epoch": newest_source()}), encoding="utf-8")
-    if given.cache and not docker_engine.stores_in_containerd():
+    if given.cache and not given.context.engine.stores_in_containerd:
         # The default builder exports a cache only with the containerd image store:
         # https://docs.docker.com/build/cache/backends/
         command = ["create", "--name=trainyard", "--driver=docker-container", "--use", "--bootstrap"]
-        docker_engine.buildx(*command)
+        given.context.engine.buildx(*command)
     memory = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()[0]
     names = ", ".join(f"{name} ({', '.join(one.platform for one in specs)})" for name, specs in images.items())
     if others := [name for name in given.target_names() if name not in images]:
@@ -188,13 +189,14 @@ def emulate(given: Substitutions) -> None:
         StepFailed: QEMU could not be installed or registered; the log says why.
     """
     wanted = {one.architecture for specs in given.images().values() for one in specs}
-    missing = [architecture for architecture in wanted if not docker_engine.can_run(architecture)]
+    engine = given.context.engine
+    missing = [architecture for architecture in wanted if not engine.can_run(architecture.platform)]
     if not missing:
         logger.info("the engine runs programs for all platforms: nothing to do")
         return
-    _in_container_like_this(["bash", str(EMULATION)], "emulation", privileged=True)
+    _in_container_like_this(engine, ["bash", str(EMULATION)], "emulation", privileged=True)
     for architecture in missing:
-        docker_engine.require_emulation(architecture)
+        engine.require_emulation(architecture.platform)
 
 
 def build_target(spec: Spec, given: Substitutions) -> None:
@@ -219,7 +221,7 @@ def run_target_step(step: str, target: str, given: Substitutions, show: Callable
     elif step == "build":
         build_target(spec, given)
     elif step == "verify":
-        verify.verify(spec, candidate_tag(spec.local_name), show=show)
+        verify.verify(given.context.engine, spec, candidate_tag(spec.local_name), show=show)
     else:
         smoke_test.smoke(spec, candidate_tag(spec.local_name))
 
@@ -245,7 +247,7 @@ def _push(given: Substitutions, signer: Signer | None) -> dict[str, dict[str, st
     address = registry.check_address(given.registry)
     images = given.images()
     for spec in (one for specs in images.values() for one in specs):
-        digest = docker_engine.digest(candidate_tag(spec.local_name))
+        digest = given.context.engine.digest(candidate_tag(spec.local_name))
         state.require(spec.kept, digest, "build", "verify", "smoke", made_by=spec.command("image"))
     published = {}
     for target, specs in images.items():
@@ -293,10 +295,12 @@ def _on_host_network(step: str, given: Substitutions) -> bool:
         return False
     changes = {f"{settings.PREFIX}{ON_HOST_NETWORK}": "1", "BUILDER_OUTPUT": ""}  # that folder is this container's
     command = ["python", "-m", "trainyard", "cloudbuild-step", step]
-    return _in_container_like_this(command, step, environment=settings.environment(**changes), network_mode="host")
+    return _in_container_like_this(
+        given.context.engine, command, step, environment=settings.environment(**changes), network_mode="host"
+    )
 
 
-def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -> bool:
+def _in_container_like_this(engine: Engine, command: Sequence[str], what: str, **options: Any) -> bool:
     """Run a command in another container of this container's image, with its files; False if this is no container.
 
     Args:
@@ -305,10 +309,10 @@ def _in_container_like_this(command: Sequence[str], what: str, **options: Any) -
         StepFailed: ``what`` the command does failed; its log is printed.
     """
     try:
-        this = docker_engine.client().containers.get(socket.gethostname())
+        this = engine.client.containers.get(socket.gethostname())
     except docker.errors.NotFound:
         return False
-    container = docker_engine.client().containers.run(
+    container = engine.client.containers.run(
         str(this.attrs["Image"]),
         list(command[1:]),
         entrypoint=command[0],

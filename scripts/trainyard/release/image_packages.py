@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine, inventory, probe_runner
+from trainyard.oci import inventory, probe_runner
 from trainyard.spec.naming import LABELS
 
 
@@ -31,16 +32,16 @@ class ImagePackages:
         return self.target or self.reference
 
 
-def find(reference: str) -> ImagePackages:
+def find(engine: Engine, reference: str) -> ImagePackages:
     """Return the packages of a local image, or else of one at a registry by its SBOM.
 
     Raises:
         UserError: there is neither, or the image at the registry has no SBOM.
         StepFailed: the Python of a local image failed.
     """
-    if local := docker_engine.existing_image(reference):
+    if local := engine.existing_image(reference):
         try:
-            packages = probe_runner.probe(str(local.id)).packages
+            packages = probe_runner.probe(engine, str(local.id)).packages
         except probe_runner.NoPython:
             packages = ()
         versions = {str(canonicalize_name(one.name)): one.version for one in packages}

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.oci import docker_engine, image_index, inventory
-from trainyard.oci.docker_engine import digest_of
+from trainyard.oci import image_index, inventory
 from trainyard.oci.documents import labels_in
 from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.release import claims
@@ -43,7 +42,7 @@ def images_of_host(spec: Spec) -> dict[Architecture, str]:
     """Return the digests of the images of a target that passed on this host."""
     digests = {}
     for one in each_platform(spec):
-        digest = digest_of(f"{NAME}:{one.local_name}")
+        digest = spec.context.engine.digest_of(f"{NAME}:{one.local_name}")
         if digest and passed_here(one.kept, digest):
             digests[one.architecture] = digest
     return digests
@@ -167,7 +166,7 @@ def version_of_host(spec: Spec, repository: Repository) -> str:
         images = images_of_host(spec)
         if images and all(repository.has(digest) for digest in images.values()):
             return make(repository, images).manifest.digest
-    return docker_engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))
+    return spec.context.engine.digest(f"{NAME}:{spec.local_name}", made_by=spec.command("image"))
 
 
 def image_to_sign(

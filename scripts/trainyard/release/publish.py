@@ -6,20 +6,17 @@ another digest, the push is refused. Floating tags are moved by :mod:`trainyard.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import docker.errors
-
 from trainyard.common import stages
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import fallback, local_run, provenance
-from trainyard.oci import docker_engine, inventory, registry
-from trainyard.oci.docker_engine import digest_of
+from trainyard.oci import inventory, registry
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.oci.statements import Signer
@@ -78,15 +75,16 @@ def image_to_push(spec: Spec) -> Any:
     Raises:
         UserError: there is neither; the line says if the fallback of the target was built.
     """
-    with contextlib.suppress(docker.errors.ImageNotFound):
-        return docker_engine.client().images.get(f"{NAME}:{spec.local_name}")
+    engine, candidate = spec.context.engine, candidate_tag(spec.local_name)
+    if image := engine.find(f"{NAME}:{spec.local_name}"):
+        return image
     in_place = fallback.of(spec)
-    if in_place and digest_of(f"{NAME}:{in_place.local_name}") and not digest_of(candidate_tag(spec.local_name)):
+    if in_place and engine.find(f"{NAME}:{in_place.local_name}") and not engine.find(candidate):
         raise UserError(
             f"no local image {NAME}:{spec.local_name}: {in_place.target} was built in its place; "
             f"'{in_place.command('push')}' pushes that under its name"
         )
-    return docker_engine.image(candidate_tag(spec.local_name), made_by=spec.command("image"))
+    return engine.image(candidate, made_by=spec.command("image"))
 
 
 def check_level(spec: Spec, level: str) -> None:
@@ -116,7 +114,8 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     """
     started = time.monotonic()
     advisories = audit.require(spec)
-    image = docker_engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
+    engine = spec.context.engine
+    image = engine.image(reference, made_by="docker pull") if reference else image_to_push(spec)
     digest = str(image.id)
     local_run.check_own(spec, image)
     passed = state.require(spec.kept, digest, "verify", "smoke", made_by=spec.command("image"))
@@ -129,7 +128,7 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
     repository = Repository(f"{address}/{NAME}", spec.context.state)
     destination = f"{repository.name}:{tag}"
     parts = blobs(passed["verify"])
-    before = registry.digest_of(destination)
+    before = registry.digest_of(engine, destination)
     same = before is not None and before in known_digests(image, repository.name)
     if before is not None and not same:
         raise UserError(
@@ -141,12 +140,12 @@ def push(spec: Spec, address: str, *, reference: str | None = None, allow_untest
         reported = upload_report(parts, {"": "exists"})  # every digest starts with the empty string
     else:
         with stages.stage("push") as stage:
-            reported = upload_report(parts, _upload(image, destination, parts))
+            reported = upload_report(parts, _upload(engine, image, destination, parts))
             there = sum(not blob["uploaded"] for blob in reported)
             size = in_units(sum(blob["size"] for blob in reported if blob["uploaded"]))
             stage.done = f"{size} uploaded, {there} of {len(parts)} blobs were there"
-        after = registry.digest_of(destination)
-        if after is None or (after != digest and docker_engine.stores_in_containerd()):
+        after = registry.digest_of(engine, destination)
+        if after is None or (after != digest and engine.stores_in_containerd):
             raise StepFailed(f"{destination} is {after or 'missing'} after the push of {digest}")
         digest = after
     manifest = 0 if same else int(passed["verify"]["manifest"]["size"])
@@ -274,19 +273,19 @@ def known_digests(image: Any, repository: str) -> set[str]:
     return {str(image.id)} | {named.digest for named in names if named.name == here.name}
 
 
-def _upload(image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
+def _upload(engine: Engine, image: Any, destination: str, parts: list[Blob]) -> dict[str, str]:
     """Push under a local tag that is removed afterwards; return the status of blobs for :func:`upload_report`."""
     named = Reference.parse(destination)
     blob_status: dict[str, str] = {}
     image.tag(named.name, named.tag)
     try:
-        for start, status in registry.push(destination):
+        for start, status in registry.push(engine, destination):
             blob_status[start] = status
             for blob in parts:
                 if status == "uploaded" and start in (blob.digest[7:19], blob.diff_id[7:19]):
                     stages.now(f"{blob.name}: {in_units(blob.size)} uploaded")
     finally:
-        docker_engine.client().api.remove_image(destination, noprune=True)
+        engine.client.api.remove_image(destination, noprune=True)
     return blob_status
 
 
@@ -315,10 +314,10 @@ def attach_claims(
     known = claims.check(repository, digest, signer.trust if signer else None)
     made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
-        made.append(predicates.sbom(sbom.make(inventory.local(local), spec)))
+        made.append(predicates.sbom(sbom.make(inventory.local(spec.context.engine, local), spec)))
     if statement := provenance.statement(spec.kept, digest):
         made.append(predicates.provenance(statement))
-    passed_as = docker_engine.digest(local, made_by=spec.command("image"))
+    passed_as = spec.context.engine.digest(local, made_by=spec.command("image"))
     passed = state.require(spec.kept, passed_as, "verify", "smoke", made_by=spec.command("image"))
     made += [predicates.verify(passed["verify"]), predicates.smoke(passed["smoke"])]
     return claims.attach(repository, subject, signer, made, known=known)

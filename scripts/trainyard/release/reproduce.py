@@ -22,9 +22,10 @@ from typing import Any
 
 from rich.table import Table
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import build
-from trainyard.oci import builder, docker_engine, image_store, layers
+from trainyard.oci import builder, image_store, layers
 from trainyard.spec import state
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import NAME
@@ -114,9 +115,9 @@ def entries(stream: io.BufferedReader) -> dict[str, Entry]:
     return found
 
 
-def listings(reference: str, dockerfile: str) -> tuple[dict[str, Any], list[Listing]]:
+def listings(engine: Engine, reference: str, dockerfile: str) -> tuple[dict[str, Any], list[Listing]]:
     """Return the configuration of a local image and the listings of its layers, bottom first."""
-    parts = image_store.read(reference, entries)
+    parts = image_store.read(engine, reference, entries)
     config: dict[str, Any] = json.loads(parts.config)
     names = layers.name_layers(layers.made_by(config, len(parts.layers)), dockerfile)
     found = [
@@ -206,8 +207,8 @@ def require_space(spec: Spec) -> None:
     Raises:
         UserError: there is too little; the message gives the free space and the space that is needed.
     """
-    root = Path(str(docker_engine.client().info().get("DockerRootDir") or ""))
-    if not (root.is_dir() and builder.current(spec.context.builder).in_engine):
+    root = Path(str(spec.context.engine.client.info().get("DockerRootDir") or ""))
+    if not (root.is_dir() and builder.current(spec.context).in_engine):
         return
     known = state.last(spec.kept, "verify")
     size = (known.get("size") if known else None) or spec.budget.size
@@ -222,19 +223,19 @@ def require_space(spec: Spec) -> None:
 def build_once(spec: Spec, number: int, compression: str) -> Build:
     """Build ``spec`` without cache, record the result, and remove the image and the cache that it added."""
     reference = f"{NAME}:{spec.local_name}-reproduce"
-    used = builder.current(spec.context.builder).name
-    before = docker_engine.cached(builder=used)
+    engine, used = spec.context.engine, builder.current(spec.context).name
+    before = engine.cached(builder=used).keys()
     started = time.monotonic()
     logger.info(f"build {number} of 2")
     try:
         plan, facts = build.build(spec, compression=compression, no_cache=True, name=reference)
         dockerfile = spec.dockerfile(plan.index).read_text(encoding="utf-8")
-        config, found = listings(reference, dockerfile)
+        config, found = listings(engine, reference, dockerfile)
         logger.info(f"build {number} of 2: {facts['digest']} in {facts['seconds']} s")
         return Build(str(facts["digest"]), config, found, round(time.monotonic() - started, 1))
     finally:
-        docker_engine.untag(reference)
-        docker_engine.drop_cached(docker_engine.cached(builder=used) - before, builder=used)
+        engine.untag(reference)
+        engine.drop_cached(engine.cached(builder=used).keys() - before, builder=used)
 
 
 def reproduce(spec: Spec, *, compression: str = "zstd") -> tuple[list[Build], list[Difference]]:

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, repository_lock, smoke_command, smoke_test
 from trainyard.image.smoke_command import MEASURED, Subject
 from trainyard.lint.image import verify
-from trainyard.oci import docker_engine
 from trainyard.release import advisories, audit, bisect
 from trainyard.release.bisect import Check
 from trainyard.release.culprit import Verdict
@@ -153,14 +152,16 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
         with state.file_lock(spec.context.state, "training"):
             found = Measured() if again else _tested(plan.spec, name)
             return _timed(plan.spec, name, bounds, found)
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:
-        docker_engine.untag(name)
+        spec.context.engine.untag(name)
 
 
 def _tested(spec: Spec, name: str) -> Measured:
-    verified, smoke = verify.verify(spec, name), smoke_test.smoke(spec, name)
+    verified, smoke = verify.verify(spec.context.engine, spec, name), smoke_test.smoke(spec, name)
     known = []
     with contextlib.suppress(UserError):  # there is no snapshot
         pins = {name: {public_version(version)} for name, version in spec.locked().versions.items()}
@@ -209,7 +210,7 @@ def _timed(spec: Spec, name: str, bounds: Bounds, found: Measured) -> Measured:
 
 def _run(spec: Spec, name: str, command: tuple[str, ...], smoke: SmokeRun) -> smoke_command.Tester:
     subject = Subject(name, command, ("--", *command), smoke, spec.workspace, smoke_test.network_of(spec), log=False)
-    tester = smoke_command.Tester(subject)
+    tester = smoke_command.Tester(spec.context.engine, subject)
     tester.check_run(smoke)
     return tester
 

@@ -25,8 +25,8 @@ from docker.models.containers import Container
 from docker.models.images import Image
 
 from trainyard.common import stages
+from trainyard.common.docker_engine import LIMITS, OWNED, Engine, resource_labels
 from trainyard.common.errors import StepFailed, one_line
-from trainyard.oci import docker_engine
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,11 @@ class NoFile(StepFailed):
 class Sandbox:
     """Own a network, volumes and containers of one purpose, and remove them when the context ends.
 
-    Their label :data:`trainyard.oci.docker_engine.OWNED` has the sandbox's name as its value. What bears this label is
-    removed, also containers that the sandbox's containers have started with it.
+    Their label :data:`trainyard.common.docker_engine.OWNED` has the sandbox's name as its value. What bears this label
+    is removed, also containers that the sandbox's containers have started with it.
 
     Args:
+        engine: that runs the containers.
         purpose: a word for the names.
         network: an existing network to use; if empty, the sandbox creates one.
         internal: whether its own network reaches nothing but its containers.
@@ -61,13 +62,13 @@ class Sandbox:
         name: ``trainyard-<purpose>-<8 digits>``, which is also the name of the network that it creates.
     """
 
-    def __init__(self, purpose: str, *, network: str = "", internal: bool = False) -> None:
+    def __init__(self, engine: Engine, purpose: str, *, network: str = "", internal: bool = False) -> None:
         self.name = f"trainyard-{purpose}-{secrets.token_hex(4)}"
-        self._network, self._internal = network, internal
-        self._labels = docker_engine.resource_labels(self.name)
+        self._engine, self._network, self._internal = engine, network, internal
+        self._labels = resource_labels(self.name)
 
     def __enter__(self) -> Self:
-        docker_engine.client()
+        self._engine.require()
         try:
             self.set_up()
         except BaseException:
@@ -81,17 +82,17 @@ class Sandbox:
     def set_up(self) -> None:
         """Create the network. Subclasses add volumes and sidecars; what was created is removed if that fails."""
         if not self._network:
-            networks = docker_engine.client().networks
+            networks = self._engine.client.networks
             networks.create(self.name, driver="bridge", internal=self._internal, labels=self._labels)
 
     def close(self) -> None:
         """Remove the containers, the volumes and the network."""
-        remove_labelled(f"{docker_engine.OWNED}={self.name}")
+        remove_labelled(self._engine, f"{OWNED}={self.name}")
 
     def volume(self, name: str) -> str:
         """Create a volume; its name in the engine."""
         found = f"{self.name}-{name}"
-        docker_engine.client().volumes.create(found, labels=self._labels)
+        self._engine.client.volumes.create(found, labels=self._labels)
         return found
 
     def create(
@@ -111,9 +112,9 @@ class Sandbox:
             name: follows the sandbox's; if empty, the engine invents one.
             aliases: further names on the network.
             files: a tar archive that is unpacked at the root.
-            options: of ``docker.containers.create``; they may replace :data:`trainyard.oci.docker_engine.LIMITS`.
+            options: of ``docker.containers.create``; they may replace :data:`trainyard.common.docker_engine.LIMITS`.
         """
-        client = docker_engine.client()
+        client = self._engine.client
         memory = int(client.info().get("MemTotal") or 0) * 9 // 10  # the engine's machine keeps a tenth
         network = self._network or self.name
         if aliases:
@@ -125,11 +126,20 @@ class Sandbox:
             name=f"{self.name}-{name}" if name else None,
             network=network,
             labels=self._labels,
-            **{**docker_engine.LIMITS, "mem_limit": memory, **options},
+            **{**LIMITS, "mem_limit": memory, **options},
         )
         if files:
             container.put_archive("/", files)
         return container
+
+    def container(self, identity: str) -> Container:
+        """Return a container by its id."""
+        return self._engine.client.containers.get(identity)
+
+    def statistics(self, container: Container) -> dict[str, Any]:
+        """Return what a container of the sandbox uses now."""
+        statistics: dict[str, Any] = self._engine.client.api.stats(str(container.id), stream=False, one_shot=True)
+        return statistics
 
     def sidecar(
         self,
@@ -160,7 +170,9 @@ def remove(container: Container) -> None:
         container.remove(force=True, v=True)
 
 
-def remove_labelled(label: str, unless: Callable[[dict[str, str]], bool] = lambda _: False) -> list[str]:
+def remove_labelled(
+    engine: Engine, label: str, unless: Callable[[dict[str, str]], bool] = lambda _: False
+) -> list[str]:
     """Remove the containers, then the volumes, then the networks with a label; their names.
 
     What the engine does not remove is a warning. Ctrl-C takes effect when the rest is removed.
@@ -169,7 +181,7 @@ def remove_labelled(label: str, unless: Callable[[dict[str, str]], bool] = lambd
         label: ``name`` or ``name=value``.
         unless: called with the labels of each; what it is true of is kept.
     """
-    client = docker_engine.client()
+    client = engine.client
     ours: Any = {"label": label}
     removed: list[str] = []
     with contextlib.ExitStack() as undo:  # the last one first, all of them whatever one raises
@@ -247,10 +259,10 @@ def read_file(container: Container, path: str) -> bytes:
         return file.read()
 
 
-def files_of(image: Image, *paths: str) -> dict[str, bytes]:
+def files_of(engine: Engine, image: Image, *paths: str) -> dict[str, bytes]:
     """Return path -> content of those of the files that an image has, from a container that is never started."""
     found = {}
-    with Sandbox("read", network="none") as sandbox:
+    with Sandbox(engine, "read", network="none") as sandbox:
         container = sandbox.create(image, ["true"])
         for path in paths:
             with contextlib.suppress(NoFile):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError, nearest
 
 #: The newest glibc that uv has platforms for: https://docs.astral.sh/uv/reference/cli/#uv-pip-compile--python-platform
@@ -57,6 +58,16 @@ def of_host() -> Architecture:
     """The architecture of this host; AMD64 if it is another one. Apple's machines say ``arm64``."""
     names = (platform.machine().lower(),)
     return next((one for one in ARCHITECTURES.values() if {one.name, one.machine} & set(names)), AMD64)
+
+
+def of_engine(engine: Engine) -> Architecture:
+    """The architecture of the engine's machine; AMD64 if it is another one."""
+    return ARCHITECTURES.get(engine.architecture, AMD64)
+
+
+def of_image(engine: Engine, reference: str) -> Architecture:
+    """The architecture of an image of the engine; the engine's if it is another one."""
+    return ARCHITECTURES.get(engine.architecture_of(reference), of_engine(engine))
 
 
 def named(text: str) -> Architecture | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SkipValidation
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.common.context import Context
@@ -167,7 +167,7 @@ class Spec(_Document):
     framework_of: Path | None = None
     lock: Annotated[Lock | Unreadable, SkipValidation] = Field(exclude=True, repr=False)
     workspace: SkipValidation[Workspace] = Field(exclude=True, repr=False)
-    context: Context = Field(default_factory=Context, exclude=True, repr=False)
+    context: InstanceOf[Context] = Field(default_factory=Context, exclude=True, repr=False)
     root: Path = Field(default=ROOT, exclude=True, repr=False)
     own_labels: dict[str, str] = Field(default_factory=dict, exclude=True, repr=False)
     lock_labels: ClassVar[Mapping[str, str]] = {}

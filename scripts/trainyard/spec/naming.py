@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
 
 #: Name of the local image repository.
 NAME = settings.variable("IMAGE_NAME") or "trainyard"
@@ -40,3 +41,9 @@ def is_immutable(tag: str) -> bool:
 def candidate_tag(target: str) -> str:
     """The local reference of an image that was built but not yet verified and trained in."""
     return f"{NAME}:{target}-candidate"
+
+
+def default_reference(engine: Engine, target: str) -> str:
+    """The candidate of a target or, if it has none, the reference of the last image that passed everything."""
+    candidate = candidate_tag(target)
+    return candidate if engine.digest_of(candidate) else f"{NAME}:{target}"

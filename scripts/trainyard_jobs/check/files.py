@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common import rule_engine
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.oci.reference import why_unusable
@@ -34,7 +35,12 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def check_file(
-    path: Path, *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
+    path: Path,
+    *,
+    region: str | None = None,
+    offline: bool = False,
+    unsigned: Unsigned | None = None,
+    engine: Engine | None = None,
 ) -> tuple[JobFile, list[Finding]]:
     """A job file, and everything in it that breaks a rule of its platform.
 
@@ -42,6 +48,7 @@ def check_file(
         region: where the job is to run.
         offline: do not look up the images that it names.
         unsigned: why an image has no valid signature; None if none is demanded.
+        engine: that may have the images; None: they are looked up at their registries alone.
     Raises:
         TemplateError: something is to be filled in.
         UserError: the file cannot be read, or is not a job.
@@ -55,7 +62,7 @@ def check_file(
         placeholders.refuse(placeholders.in_text(text, str(error)), relative(path))
         raise
     placeholders.refuse(placeholders.in_job(job), relative(path))
-    images, missing = ({}, {}) if offline else _look_up(job)
+    images, missing = ({}, {}) if offline else _look_up(job, engine)
     found = None
     if unsigned:
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
@@ -63,7 +70,7 @@ def check_file(
     return job, all_rules.check(Evidence(job, region, images, missing, found))
 
 
-def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
+def _look_up(job: JobFile, engine: Engine | None) -> tuple[dict[str, Contents | None], dict[str, str]]:
     """Look up what is in the images that a job names.
 
     Returns:
@@ -76,7 +83,7 @@ def _look_up(job: JobFile) -> tuple[dict[str, Contents | None], dict[str, str]]:
         if why_unusable(reference):  # images_are_named says so
             continue
         try:
-            images[reference] = image_metadata.read_contents(reference)
+            images[reference] = image_metadata.read_contents(engine, reference)
         except ImageNotFoundError as error:
             why[reference] = str(error)
         except ImageUnavailableError as error:
@@ -120,18 +127,23 @@ class Checked:
 
 
 def check_files(
-    paths: Sequence[Path], *, region: str | None = None, offline: bool = False, unsigned: Unsigned | None = None
+    paths: Sequence[Path],
+    *,
+    region: str | None = None,
+    offline: bool = False,
+    unsigned: Unsigned | None = None,
+    engine: Engine | None = None,
 ) -> tuple[list[Checked], list[Path]]:
     """Check job files, and those in folders. A file that cannot be read does not stop the others.
 
     Args:
-        region, offline, unsigned: see :func:`check_file`.
+        region, offline, unsigned, engine: see :func:`check_file`.
     Returns:
         A result for each job and each file that cannot be read; the files of folders that are not jobs.
     Raises:
         UserError: a folder has no job.
     """
-    check = functools.partial(check_file, region=region, offline=offline, unsigned=unsigned)
+    check = functools.partial(check_file, region=region, offline=offline, unsigned=unsigned, engine=engine)
     results: list[Checked] = []
     skipped: list[Path] = []
     for path in paths:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import docker.errors
 from docker.models.images import Image
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import attached_sbom, docker_engine, image_index, probe_runner
+from trainyard.oci import attached_sbom, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
 from trainyard.sandbox.containers import files_of
@@ -125,18 +125,19 @@ class ImageUnavailableError(Exception):
     """The image's contents could not be read; the message gives the reason."""
 
 
-def read_contents(reference: str) -> Contents:
+def read_contents(engine: Engine | None, reference: str) -> Contents:
     """The contents of an image on this host, or at its registry; there, of another's image, by an attached SBOM.
+
+    Args:
+        engine: that may have the image; None: it is looked up at its registry alone.
 
     Raises:
         ImageNotFoundError: its registry has no such image.
         ImageUnavailableError: it is not on this host, and its registry does not answer or denies access.
     """
-    try:
-        image = docker_engine.existing_client().images.get(reference)
-    except (docker.errors.DockerException, OSError):
-        return at_registry(reference, sbom=True)
-    return _of_local(reference, image)
+    if engine and (image := engine.existing_image(reference)):
+        return _of_local(engine, reference, image)
+    return at_registry(reference, sbom=True)
 
 
 def _from_labels(
@@ -196,10 +197,10 @@ def _is_prerelease(version: str) -> bool:
         return True
 
 
-def _of_local(reference: str, image: Image) -> Contents:
+def _of_local(engine: Engine, reference: str, image: Image) -> Contents:
     arch = str(image.attrs.get("Architecture") or AMD64.name)
     found = _from_labels(reference, image.labels or {}, "its labels", arch, local=True)
-    record = _record(image)
+    record = _record(engine, image)
     if record:
         versions = {str(canonicalize_name(name)): version for name, version in record.get("versions", {}).items()}
         built_for = _DEVICES.get(str(record.get("accelerator")), "")
@@ -208,7 +209,7 @@ def _of_local(reference: str, image: Image) -> Contents:
     if found.versions:
         return found
     try:
-        inside = probe_runner.probe(str(image.id))
+        inside = probe_runner.probe(engine, str(image.id))
     except StepFailed as error:
         raise ImageUnavailableError(str(error)) from None
     versions = {str(canonicalize_name(package.name)): package.version for package in inside.packages}
@@ -216,10 +217,10 @@ def _of_local(reference: str, image: Image) -> Contents:
     return Contents(reference, versions, "its installed packages", "", local=True, device_codes=codes)
 
 
-def _record(image: Image) -> dict[str, Any] | None:
+def _record(engine: Engine, image: Image) -> dict[str, Any] | None:
     """Return image.json of a local image; None if it has none."""
     with contextlib.suppress(KeyError, ValueError):
-        found = json.loads(files_of(image, RECORD)[RECORD])
+        found = json.loads(files_of(engine, image, RECORD)[RECORD])
         return found if isinstance(found, dict) else None
     return None
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from docker.models.images import Image
 
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError, nearest
-from trainyard.oci import docker_engine
 from trainyard.oci.reference import Reference
+from trainyard.spec import architectures
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.naming import LABELS, NAME
 from trainyard_jobs.model import image_metadata
@@ -42,12 +43,12 @@ class LocalImage:
         """The platform to give the engine; None for its own."""
         return self.architecture.platform if self.architecture else None
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, engine: Engine) -> dict[str, str]:
         """Variables for its containers, if the engine emulates them."""
-        return docker_engine.emulated_environment(self.architecture) if self.architecture else {}
+        return engine.emulated_environment(self.architecture.name) if self.architecture else {}
 
 
-def find(reference: str, replacement: str = "", hosts: Hosts = UNKNOWN_HOSTS) -> LocalImage:
+def find(engine: Engine, reference: str, replacement: str = "", hosts: Hosts = UNKNOWN_HOSTS) -> LocalImage:
     """The image to run for ``reference``: the local one of that name, the target's image that its tag means, or pulled.
 
     It is for the architecture of the job's machines. Where that is impossible, a local one for another architecture is
@@ -60,37 +61,37 @@ def find(reference: str, replacement: str = "", hosts: Hosts = UNKNOWN_HOSTS) ->
         UserError: there is no such image, it is not for those machines, or the engine cannot run it.
     """
     if replacement:
-        image = docker_engine.image(replacement, made_by="trainyard image")
-        found = _of(image, f"{replacement} replaces {reference}" if replacement != reference else "")
+        image = engine.image(replacement, made_by="trainyard image")
+        found = _of(engine, image, f"{replacement} replaces {reference}" if replacement != reference else "")
     else:
-        found = _find(reference, hosts, docker_engine.images())
+        found = _find(engine, reference, hosts, engine.images())
     if found.architecture:
-        docker_engine.require_emulation(found.architecture)
+        engine.require_emulation(found.architecture.platform)
     return found
 
 
-def _find(reference: str, hosts: Hosts, images: list[Image]) -> LocalImage:
+def _find(engine: Engine, reference: str, hosts: Hosts, images: list[Image]) -> LocalImage:
     wanted = ARCHITECTURES.get(hosts.architecture)
     fitting = [image for image in images if wanted is None or image.attrs.get("Architecture") == wanted.name]
-    if found := _named(reference, fitting) or _meant(reference, fitting):
+    if found := _named(engine, reference, fitting) or _meant(engine, reference, fitting):
         return found
-    other = _named(reference, images) or _meant(reference, images)
-    if not Reference.parse(reference).names_docker_hub and (pulled := _pulled(reference, hosts, wanted, other)):
+    other = _named(engine, reference, images) or _meant(engine, reference, images)
+    if not Reference.parse(reference).names_docker_hub and (pulled := _pulled(engine, reference, hosts, wanted, other)):
         return pulled
     if other:
-        platform = other.platform or docker_engine.architecture().platform
+        platform = other.platform or architectures.of_engine(engine).platform
         note = f"the local image for {platform} is run for {reference}: {hosts.words} run linux/{hosts.architecture}"
         return replace(other, note=note)
     raise _missing(reference, images)
 
 
-def _named(reference: str, images: list[Image]) -> LocalImage | None:
+def _named(engine: Engine, reference: str, images: list[Image]) -> LocalImage | None:
     """The local image of that name."""
     for image in images:
         names = (*image.tags, *(image.attrs.get("RepoDigests") or ()), image.id)
         # With the containerd image store, the ID of an image is its digest at registries.
         if reference in names or reference.endswith(f"@{image.id}"):
-            return _of(image, "")
+            return _of(engine, image, "")
     return None
 
 
@@ -100,7 +101,7 @@ def _ours(images: list[Image]) -> dict[str, Image]:
     return {one.tag: image for one, image in tagged if one.familiar_name == NAME}
 
 
-def _meant(reference: str, images: list[Image]) -> LocalImage | None:
+def _meant(engine: Engine, reference: str, images: list[Image]) -> LocalImage | None:
     """The image of the target that the tag of a reference means."""
     candidates = _ours(images)
     local = matching(Reference.parse(reference).version, {one: image.labels for one, image in candidates.items()})
@@ -108,12 +109,15 @@ def _meant(reference: str, images: list[Image]) -> LocalImage | None:
         return None
     target = candidates[local].labels[f"{LABELS}.target"]
     return _of(
+        engine,
         candidates[local],
         f"the local {NAME}:{local} is used for {reference} (its label {LABELS}.target is {target})",
     )
 
 
-def _pulled(reference: str, hosts: Hosts, wanted: Architecture | None, other: LocalImage | None) -> LocalImage | None:
+def _pulled(
+    engine: Engine, reference: str, hosts: Hosts, wanted: Architecture | None, other: LocalImage | None
+) -> LocalImage | None:
     """The image of that reference for the machines; None if it cannot be pulled, or if only ``other`` can be run.
 
     Raises:
@@ -122,12 +126,12 @@ def _pulled(reference: str, hosts: Hosts, wanted: Architecture | None, other: Lo
     with contextlib.suppress(ImageNotFoundError, ImageUnavailableError):
         if what := hosts.mismatch(image_metadata.at_registry(reference).platforms):
             raise UserError(f"{reference}: {what}: {hosts.remediation()}, or use other machines")
-    if wanted and not docker_engine.can_run(wanted):
+    if wanted and not engine.can_run(wanted.platform):
         if other:
             return None
-        docker_engine.require_emulation(wanted)
+        engine.require_emulation(wanted.platform)
     with contextlib.suppress(UserError):
-        return _of(docker_engine.pull(reference, wanted), "", wanted)
+        return _of(engine, engine.pull(reference, wanted.platform if wanted else None), "", wanted)
     return None
 
 
@@ -170,8 +174,8 @@ def _target(tag: str) -> str:
     return re.split(r"-\d", tag)[0]
 
 
-def _of(image: Image, note: str, wanted: Architecture | None = None) -> LocalImage:
+def _of(engine: Engine, image: Image, note: str, wanted: Architecture | None = None) -> LocalImage:
     """The image as it is run: for an architecture of an image index, else for its own."""
     chosen = wanted or ARCHITECTURES.get(str(image.attrs.get("Architecture")))
-    foreign = chosen if chosen != docker_engine.architecture() else None
+    foreign = chosen if chosen != architectures.of_engine(engine) else None
     return LocalImage(str(image.id), note, f"{LABELS}.target" in image.labels, foreign)

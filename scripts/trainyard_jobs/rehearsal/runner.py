@@ -20,7 +20,6 @@ from docker.models.containers import Container
 from rich.text import Text
 
 from trainyard.common import errors
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import NoFile
 from trainyard_jobs.rehearsal.faults import Fault
@@ -304,7 +303,7 @@ class Runner:
     def _watch(self, name: str, generation: int, container_id: str) -> None:
         """Queue a container's lines and its end; runs in a thread."""
         with contextlib.suppress(docker.errors.DockerException, OSError):  # removed, by this rehearsal or the user
-            container = docker_engine.client().containers.get(container_id)
+            container = self._sandbox.container(container_id)
             errors = threading.Thread(target=self._read, args=(container, name, generation, False), daemon=True)
             errors.start()
             self._read(container, name, generation, True)

@@ -19,8 +19,8 @@ import docker.types
 from docker.models.containers import Container
 
 from trainyard.common import settings
+from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.oci import docker_engine
 from trainyard.sandbox import containers
 from trainyard.sandbox.containers import Sandbox
 from trainyard_jobs.model.options import Mount
@@ -49,13 +49,13 @@ class Limits:
     memory: int
 
 
-def limits(replicas: int, cpus: float = 0.0, memory: int = 0) -> Limits:
+def limits(engine: Engine, replicas: int, cpus: float = 0.0, memory: int = 0) -> Limits:
     """Equal shares of the engine's machine; ``cpus`` and ``memory`` (bytes) override them if not 0.
 
     Raises:
         UserError: there is not enough memory for all replicas.
     """
-    info = docker_engine.client().info()
+    info = engine.client.info()
     share = int(info["MemTotal"] * _MEMORY_SHARE / replicas)
     if not memory and share < _LEAST_MEMORY:
         raise UserError(
@@ -83,9 +83,15 @@ class RehearsalSandbox(Sandbox):
     """
 
     def __init__(
-        self, rehearsal: Rehearsal, image: LocalImage, buckets: Path, names: list[str], tpu_delay: float = 0.0
+        self,
+        engine: Engine,
+        rehearsal: Rehearsal,
+        image: LocalImage,
+        buckets: Path,
+        names: list[str],
+        tpu_delay: float = 0.0,
     ) -> None:
-        super().__init__("rehearse")
+        super().__init__(engine, "rehearse")
         self._rehearsal, self._image, self._buckets, self._names = rehearsal, image, buckets, names
         self._tpu_delay = tpu_delay
         self._authority = b""
@@ -165,7 +171,7 @@ class RehearsalSandbox(Sandbox):
             name,
             user="0",
             platform=self._image.platform,
-            environment=self._image.environment(),
+            environment=self._image.environment(self._engine),
             **options,
         )
         try:
@@ -216,7 +222,7 @@ class RehearsalSandbox(Sandbox):
         Args:
             extra: variables that override all others.
         """
-        environment = image.environment() | dict(replica.environment) | self.environment()
+        environment = image.environment(self._engine) | dict(replica.environment) | self.environment()
         if replica.devices:
             environment["LAUNCHER_SYSROOT"] = f"/{_SYSROOT}"
         if not image.has_launcher:

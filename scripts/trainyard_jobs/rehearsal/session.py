@@ -13,6 +13,7 @@ from typing import Any
 import docker.errors
 from rich.table import Table
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.state import own
 from trainyard_jobs.model.machines import Hosts
@@ -119,20 +120,25 @@ def plan(rehearsal: Rehearsal) -> dict[str, Any]:
 
 
 def run(
-    job: JobFile, read: Read, study: tuning.Study | None, options: Options, state: Path, show: Callable[[object], None]
+    job: JobFile,
+    read: Read,
+    study: tuning.Study | None,
+    options: Options,
+    context: Context,
+    show: Callable[[object], None],
 ) -> Result:
     """Run a job, or the trials of a tuning job, and write the report.
 
     Args:
         read: makes the rehearsal of the job, or of one of its trials.
         study: the study of a tuning job; None for other jobs.
-        state: the state folder, for the report unless the options name another one.
+        context: whose state folder has the report, unless the options name another one.
         show: called with what people read: lines of the replicas as they come, and tables of the results.
     Raises:
         UserError: the options do not fit the job, or an image is missing.
         StepFailed: a container could not be started.
     """
-    session = _Session(options, job, read(placeholder_trial(study)), state, show)
+    session = _Session(options, job, read(placeholder_trial(study)), context, show)
     found, problems = session.run_trials(study, read) if study else session.run_job()
     if problems:
         found["problems"] = problems
@@ -149,32 +155,33 @@ class _Session:
     """
 
     def __init__(
-        self, options: Options, job: JobFile, rehearsal: Rehearsal, state: Path, show: Callable[[object], None]
+        self, options: Options, job: JobFile, rehearsal: Rehearsal, context: Context, show: Callable[[object], None]
     ) -> None:
+        self.engine = context.engine
         self.show, self.options, self.job, self.rehearsal = show, options, job, rehearsal
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", rehearsal.name).strip("-") or "job"
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.output = (options.output or own(state / "rehearsals") / f"{name}-{stamp}").expanduser()
+        self.output = (options.output or own(context.state / "rehearsals") / f"{name}-{stamp}").expanduser()
         self.buckets = (options.buckets or self.output / "buckets").expanduser()
         found: dict[tuple[str, Hosts], LocalImage] = {}
         for reference, hosts in dict.fromkeys((one.image, one.hosts) for one in rehearsal.replicas):
-            found[reference, hosts] = image = images.find(reference, options.image, hosts)
+            found[reference, hosts] = image = images.find(self.engine, reference, options.image, hosts)
             if image.note:
                 logger.info(f"rehearse: {image.note}")
         self.images = {one.name: found[one.image, one.hosts] for one in rehearsal.replicas}
-        self.sidecar = images.find(options.sidecar, options.sidecar) if options.sidecar else None
+        self.sidecar = images.find(self.engine, options.sidecar, options.sidecar) if options.sidecar else None
 
     def _run(self, rehearsal: Rehearsal, injected: Sequence[Fault], logs: Path) -> Outcome:
         """Run one job, or one trial."""
         options = self.options
-        share = sandbox.limits(len(rehearsal.replicas), options.cpus, options.memory)
+        share = sandbox.limits(self.engine, len(rehearsal.replicas), options.cpus, options.memory)
         logger.info(
             f"rehearse: {rehearsal.platform} '{rehearsal.name}': {len(rehearsal.replicas)} replicas with "
             f"{share.cpus:.3g} CPUs and {share.memory / 2**30:.1f} GB each; gs:// is {self.buckets}"
         )
         image = self.sidecar or self.images[rehearsal.replicas[0].name]
         names = sandbox.buckets_named(self.job.documents)
-        made = sandbox.RehearsalSandbox(rehearsal, image, self.buckets, names, options.tpu_delay)
+        made = sandbox.RehearsalSandbox(self.engine, rehearsal, image, self.buckets, names, options.tpu_delay)
         try:
             with made:
                 return Runner(

@@ -9,21 +9,22 @@ from pathlib import Path
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from testcontainers.community.registry import DockerRegistryContainer
+from tests.engine import CONTEXT, ENGINE
 
+from trainyard.common.docker_engine import resource_labels
 from trainyard.image import base_image
-from trainyard.oci import docker_engine
 
 IMAGE = "trainyard-registry:2.8"
 
 
 def image() -> str:
     """Build the registry's image (14 s without cache, 1 s with it); its reference."""
-    docker_engine.buildx(
+    ENGINE.buildx(
         "build",
         "--quiet",
         "--load",
         "--provenance=false",
-        f"--build-arg=BASE={base_image.resolve('debian-12').reference}",
+        f"--build-arg=BASE={base_image.resolve(CONTEXT, 'debian-12').reference}",
         f"--tag={IMAGE}",
         str(Path(__file__).parent),
     )
@@ -38,7 +39,7 @@ def container(*, username: str | None = None, password: str | None = None, disk:
         disk: how much it can store, such as ``1m``; unlimited if empty.
     """
     found = DockerRegistryContainer(image=image(), username=username, password=password)
-    found = found.with_kwargs(labels=docker_engine.resource_labels("registry"))
+    found = found.with_kwargs(labels=resource_labels("registry"))
     return found.with_tmpfs_mount("/var/lib/registry", f"size={disk}") if disk else found
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import click
+
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "publish"
 
@@ -20,7 +23,9 @@ GROUP = "publish"
 @options.flag("--update", help="Fetch a new snapshot of advisories first, and store it in images/; commit it.")
 @options.option("--osv", metavar="URL", help="Mirror of https://api.osv.dev that --update fetches from.")
 @options.json_output
+@click.pass_obj
 def command(
+    context: Context,
     target: str | None,
     image: str | None,
     offline: bool,
@@ -38,13 +43,14 @@ def command(
     Trivy or Grype, knows Debian's security tracker.
     """
     from trainyard.common import console, errors
-    from trainyard.release import audit
+    from trainyard.release import audit, image_packages
 
     if target and image:
         raise errors.UserError(f"give a target or an image, not both: {target} and {image}")
     if update:
         _update(osv or "")
-    report = audit.audit(target, only_snapshot=offline, image=image)
+    packages = image_packages.find(context.engine, image) if image else None
+    report = audit.audit(target, only_snapshot=offline, image=packages)
     console.result(report.as_dict(), as_json=as_json)
     if report.findings:
         console.show(audit.table(report.findings))

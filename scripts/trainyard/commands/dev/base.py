@@ -35,8 +35,8 @@ def command(context: Context, target: str | None, force: bool, as_json: bool) ->
     found = {}
     for name in names:
         if force:
-            base_image.rebuild(name)
-        resolved = base_image.resolve(name, builder_name=context.builder)
+            base_image.rebuild(context.engine, name)
+        resolved = base_image.resolve(context, name)
         if resolved.note:
             console.warn(resolved.note)
         console.say(f"{name}: {resolved.reference}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 from trainyard.common.settings import PREFIX
 
 GROUP = "publish"
@@ -18,7 +19,8 @@ GROUP = "publish"
 @click.argument("a", envvar=f"{PREFIX}A", required=False)
 @click.argument("b", envvar=f"{PREFIX}B", required=False)
 @options.json_output
-def command(a: str | None, b: str | None, as_json: bool) -> None:
+@click.pass_obj
+def command(context: Context, a: str | None, b: str | None, as_json: bool) -> None:
     """Compare image A with image B: packages, labels, environment, settings, layers, and bytes to download.
 
     Images at a registry are not pulled: their manifest, configuration and SBOM are fetched.
@@ -31,7 +33,7 @@ def command(a: str | None, b: str | None, as_json: bool) -> None:
     if not a or not b:
         example = "trainyard dev diff <reference> <reference>"
         raise errors.UserError(f"two images are needed, as in '{example}'")
-    found = diff.diff(inventory.find(a), inventory.find(b))
+    found = diff.diff(inventory.find(context.engine, a), inventory.find(context.engine, b))
     if found["a"]["digest"] == found["b"]["digest"]:
         console.say(f"both are {found['a']['digest']}")
     else:

@@ -44,12 +44,11 @@ def command(
     BuildKit's is build.log beside it.
     """
     from trainyard.common import console, stages
-    from trainyard.oci import docker_engine
     from trainyard.release import batch
 
     chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split(), context)
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
-    docker_engine.client()
+    context.engine.require()
     with stages.stage("images") as stage:
         batch.run(chosen, jobs, arguments)
         stage.done = f"{sum(job.stage == 'ready' for job in chosen)} of {len(chosen)} are ready"

@@ -19,13 +19,12 @@ def command(context: Context, target: str | None) -> None:
     import sys
 
     from trainyard.common import errors
-    from trainyard.oci import docker_engine
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     spec = load(target, context=context)
     reference = f"{NAME}:{spec.local_name}"
-    docker_engine.image(reference, made_by=spec.command("image"))
+    context.engine.image(reference, made_by=spec.command("image"))
     if not sys.stdin.isatty():
         raise errors.UserError(f"no terminal: run a command with 'docker run --rm {reference} -- COMMAND'")
     arguments = ["docker", "run", "--rm", "--interactive", "--tty", reference, "--", "bash"]

@@ -32,11 +32,11 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     """
     from trainyard.common import console
     from trainyard.image import smoke_test
-    from trainyard.oci import docker_engine
+    from trainyard.spec import naming
     from trainyard.spec.model import load
 
     spec = load(target, context=context)
-    facts = smoke_test.smoke(spec, docker_engine.default_reference(spec.local_name))
+    facts = smoke_test.smoke(spec, naming.default_reference(context.engine, spec.local_name))
     for note in facts["notes"]:
         console.warn(note)
     console.say(f"{spec.local_name}: {facts['level']}")

@@ -7,6 +7,7 @@ import shlex
 import click
 
 from trainyard.common import options
+from trainyard.common.context import Context
 
 GROUP = "project"
 
@@ -44,13 +45,13 @@ def _words(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Also test the largest images, 4 minutes and 20 GB of disk each, and run slow tests that others cover.",
 )
 @options.option("--part", default="", metavar="N/COUNT", help="One of several parts that take about the same time.")
-def command(suite: str | None, words: list[str], require: str, big: bool, part: str) -> None:
+@click.pass_obj
+def command(context: Context, suite: str | None, words: list[str], require: str, big: bool, part: str) -> None:
     """Run the checks, the unit tests, and the tests that build images and run in them.
 
     It needs a checkout.
     """
     from trainyard.common import console, errors
-    from trainyard.oci import docker_engine
     from trainyard.project import check, test
 
     if not suite:
@@ -60,5 +61,5 @@ def command(suite: str | None, words: list[str], require: str, big: bool, part: 
         if failed:
             raise errors.StepFailed(f"failed: {', '.join(failed)}")
     if suite != "unit":
-        docker_engine.set_up_in_checkout()
+        context.engine.set_up_in_checkout()
     test.run(suite, words, require=require, big=big, part=part)

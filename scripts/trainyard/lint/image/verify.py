@@ -15,13 +15,14 @@ from packaging.utils import canonicalize_name
 
 from trainyard.common import rule_engine, stages
 from trainyard.common.context import Context
+from trainyard.common.docker_engine import OWNER, Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.image import plan
 from trainyard.lint import waivers
 from trainyard.lint.image import contents, core, filesystem
 from trainyard.lint.image.evidence import Evidence, expected
-from trainyard.oci import docker_engine, layers, probe_runner
+from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
 from trainyard.sandbox.containers import remove_labelled
 from trainyard.spec import naming, state
@@ -53,14 +54,14 @@ def _dockerfile(spec: Spec, index: str) -> str:
         raise UserError(f"{relative(path)} is missing: run '{spec.command('dev render')}'") from None
 
 
-def gather(spec: Spec | None, reference: str) -> Evidence:
+def gather(engine: Engine, spec: Spec | None, reference: str) -> Evidence:
     """Return what the rules look at. The probe runs in a container while the layers are read here.
 
     Raises:
         UserError: there is no such image, or the target is not rendered.
         StepFailed: the image cannot be read or run.
     """
-    image = docker_engine.image(reference, made_by=spec.command("dev build") if spec else "docker pull")
+    image = engine.image(reference, made_by=spec.command("dev build") if spec else "docker pull")
     label = image.labels.get(f"{naming.LABELS}.index", "")
     index = label if spec and label == spec.framework.index else "default"
     dockerfile = _dockerfile(spec, index) if spec else ""
@@ -73,11 +74,13 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         inputs = plan.content_hash(spec, index, base[0] or base[1])
         changed = plan.changed_inputs(spec, index, built.get("inputs", {})) if built else ()
     with ThreadPoolExecutor(max_workers=1) as background:
-        seen = background.submit(probe_runner.probe, reference, *probe_runner.PARTS)
+        seen = background.submit(probe_runner.probe, engine, reference, *probe_runner.PARTS)
         # What has a known digest holds what is known of it: nothing else is read byte by byte.
         unknown = (lambda diff_id: diff_id not in wanted.layers) if wanted else (lambda _: False)
         try:
-            stored = layers.read(reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None)
+            stored = layers.read(
+                engine, reference, dockerfile, hashed=unknown, state=spec.context.state if spec else None
+            )
             inside = seen.result()
         except (probe_runner.NoPython, probe_runner.ProbeFailed) as error:
             # What made it fail is among the files, which are checked all the same.
@@ -85,7 +88,7 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
             failed = spec is not None or isinstance(error, probe_runner.ProbeFailed)
             inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         except BaseException:  # Ctrl-C: the other thread waits for its container
-            remove_labelled(f"{docker_engine.OWNER}={os.getpid()}")
+            remove_labelled(engine, f"{OWNER}={os.getpid()}")
             raise
         return Evidence(
             spec=spec,
@@ -101,9 +104,9 @@ def gather(spec: Spec | None, reference: str) -> Evidence:
         )
 
 
-def examine(spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
+def examine(engine: Engine, spec: Spec | None, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
     """Return the evidence about an image, and the findings by rule. Nothing is recorded."""
-    evidence = gather(spec, reference)
+    evidence = gather(engine, spec, reference)
     return evidence, core.check(evidence)
 
 
@@ -128,7 +131,9 @@ def unseen(part: object) -> None:
     """Show nothing: the ``show`` of :func:`verify` for callers that read its result alone."""
 
 
-def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] = unseen) -> dict[str, Any]:
+def verify(
+    engine: Engine, spec: Spec | None, reference: str, *, show: Callable[[object], None] = unseen
+) -> dict[str, Any]:
     """Verify an image, and record the result for its digest.
 
     Args:
@@ -145,10 +150,10 @@ def verify(spec: Spec | None, reference: str, *, show: Callable[[object], None] 
         VerifyFailed: it breaks a rule; the message gives the first finding and the number of the others.
     """
     started = time.monotonic()
-    digest = docker_engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
+    digest = engine.digest(reference, made_by=spec.command("dev build") if spec else "docker pull")
     with stages.stage("verify", state.seconds(spec.kept, "verify") if spec else None) as stage:
         stages.now("reading the layers")
-        evidence, by_rule = examine(spec, reference)
+        evidence, by_rule = examine(engine, spec, reference)
         findings = [finding for some in by_rule.values() for finding in some]
         failed = [finding for finding in findings if finding.fails]
         rules = core.rules_for(evidence)
@@ -204,9 +209,9 @@ def image_to_verify(context: Context, target: str | None, image: str | None) -> 
     """
     if not image:
         spec = load(target, context=context)
-        return spec, docker_engine.default_reference(spec.local_name)
+        return spec, naming.default_reference(context.engine, spec.local_name)
     given = load(target, context=context) if target else None
-    local = docker_engine.pull(image)
+    local = context.engine.pull(image)
     named = str(local.labels.get(f"{naming.LABELS}.target") or "")
     if given is None and named in targets():
         command = f"trainyard verify {named} --image {image}"

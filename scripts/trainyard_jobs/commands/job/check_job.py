@@ -123,7 +123,7 @@ def command(
     if require_signed:
         unsigned = _unsigned(context, public_key, certificate_identity, certificate_oidc_issuer, offline)
     paths = [Path(file) for file in files]
-    results, skipped = check_files(paths, region=region, offline=offline, unsigned=unsigned)
+    results, skipped = check_files(paths, region=region, offline=offline, unsigned=unsigned, engine=context.engine)
     for one in results:
         _show(one, alone=len(results) == 1)
     templates = [one.path for one in results if one.template]

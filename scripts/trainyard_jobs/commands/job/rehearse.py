@@ -103,7 +103,7 @@ def command(
     if dry_run:
         console.result(session.plan(rehearsal), as_json=True)
         return
-    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen, context.state, console.show)
+    done = session.run(job, functools.partial(platform.rehearse, job), study, chosen, context, console.show)
     console.result(done.report, as_json=as_json)
     for problem in done.problems[1:]:
         console.warn(problem)
