@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
+from trainyard.common.context import Context
 from trainyard.image import base_image, working_directory
 from trainyard.oci import image_store
 from trainyard.oci.layers import EMPTY
@@ -48,9 +49,8 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
     container.remove()
     contexts = []
     try:
-        contexts = [
-            str(working_directory.replacement(CONTEXT, elsewhere, architectures.of_engine(ENGINE))) for _ in range(2)
-        ]
+        context, machine = Context(engine=ENGINE), architectures.of_engine(ENGINE)
+        contexts = [str(working_directory.replacement(context, elsewhere, machine)) for _ in range(2)]
         assert contexts[0] == contexts[1] and contexts[0].startswith("oci-layout:" if layouts else "docker-image:")
         (tmp_path / "Dockerfile").write_text(f"FROM {elsewhere}\nRUN pwd >/pwd\n", encoding="utf-8")
         ENGINE.buildx(
@@ -61,12 +61,12 @@ def test_an_image_starts_in_the_workspace_without_a_layer_for_it(
         assert image["Config"]["WorkingDir"] == "/workspace"
         layers = image["RootFS"]["Layers"]
         assert layers[:-1] == base["RootFS"]["Layers"] and layers[-1] not in EMPTY
-        assert working_directory.replacement(CONTEXT, made, architectures.of_engine(ENGINE)) is None
+        assert working_directory.replacement(context, made, machine) is None
     finally:
         for name in (elsewhere, made, *(one.removeprefix("docker-image://") for one in contexts if not layouts)):
             ENGINE.untag(name)
 
 
-def refuse(reference: str, folder: Path) -> None:
+def refuse(_engine: object, reference: str, folder: Path) -> None:
     """Save an image with an engine before version 25."""
     raise image_store.NoLayout(reference)

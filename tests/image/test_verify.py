@@ -194,11 +194,11 @@ def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image:
     """The slow way is the one of engines on other hosts and of users who are not root."""
     reference = running.image()
     digest = ENGINE.digest(reference)
-    store = image_store._store_with(digest)
+    store = image_store._store_with(ENGINE, digest)
     assert store is not None, "these tests run where the engine runs, as root"
     architecture = architectures.of_engine(ENGINE)
     quick = image_store._read_store(store, digest, architecture, layers.scan)
-    assert quick == image_store._read_saved(reference, digest, architecture, layers.scan)
+    assert quick == image_store._read_saved(ENGINE, reference, digest, architecture, layers.scan)
     assert len(quick.layers) >= 2 and len(quick.layers[0].found.files) > 1000
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import LockedOnce, fresh
 
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, repository_lock, smoke_command
 from trainyard.release import bisect, image_packages, mixed_lock
 from trainyard.release.bisect import Check, Result
@@ -259,13 +259,13 @@ def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch
     bad = bisect.side(None, spec)
     assert bisect.side("HEAD", spec).pins == bad.pins
     packages = {name: pin.version for name, (_, pin) in bad.pins["default"].items()} | {"loner": "2.0"}
-    monkeypatch.setattr(image_packages, "find", lambda text: image_packages.ImagePackages(text, "", packages))
+    monkeypatch.setattr(image_packages, "find", lambda _, text: image_packages.ImagePackages(text, "", packages))
     image = bisect.side("localhost:5000/ml:1", spec, bad)
     assert {name: pin.version for name, (_, pin) in image.pins["default"].items()} == packages
     assert Mixture(spec, image, bad).changes == {"loner": ("2.0", "3.0")}
     assert image.pins["default"]["loner"][1].hashes and image.pins["default"]["loner"][1].size
 
-    def none(text: str) -> None:
+    def none(_engine: object, text: str) -> None:
         raise UserError("no such image")
 
     monkeypatch.setattr(image_packages, "find", none)
@@ -321,7 +321,7 @@ def test_a_command_tells_good_from_bad(
 ) -> None:
     subjects: list[smoke_command.Subject] = []
 
-    def test(subject: smoke_command.Subject) -> dict[str, object]:
+    def test(_engine: object, subject: smoke_command.Subject) -> dict[str, object]:
         subjects.append(subject)
         if failure:
             raise failure
@@ -330,6 +330,17 @@ def test_a_command_tells_good_from_bad(
     monkeypatch.setattr(smoke_command, "check", test)
     assert bisect.judge(spec, "image", check).outcome == outcome
     assert subjects[0].words([]) == (["--", *check.command] if check.command else [])
+
+
+def test_an_engine_that_fails_says_nothing_of_the_image(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what was tried would be recorded as bad."""
+
+    def fail(*_: object) -> None:
+        raise EngineFailed("the connection to the engine ended")
+
+    monkeypatch.setattr(smoke_command, "check", fail)
+    with pytest.raises(EngineFailed):
+        bisect.judge(spec, "image", Check())
 
 
 def test_numbers_are_taken_from_lines_without_the_first() -> None:

@@ -166,7 +166,7 @@ def test_unit_tests_need_no_engine(host: Path, trainyard: Command, monkeypatch: 
 def test_an_engine_that_only_the_docker_command_reaches_is_one_line(host: Path) -> None:
     (host / "calls").write_text("dockerd\n")
     with pytest.raises(UserError, match=r"^'docker' reaches an engine that is not at DOCKER_HOST: set it as"):
-        Engine().client  # noqa: B018
+        Engine().require()
 
 
 def test_an_engine_that_does_not_answer_is_one_line(
@@ -175,7 +175,7 @@ def test_an_engine_that_does_not_answer_is_one_line(
     """From scripts/install-engine.sh, which changes nothing where DOCKER_HOST names an engine."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(UserError, match=r"^no engine answers at DOCKER_HOST=tcp://127\.0\.0\.1:9: start it, or unset"):
-        Engine().client  # noqa: B018
+        Engine().require()
     assert capfd.readouterr().err == "", "the line is printed once, by the command"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.common import settings
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.common.settings import ROOT
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Engine:
         """Return a client of the engine; None if none is running.
 
         Raises:
-            StepFailed: what answers at its address is no engine, or one that fails.
+            EngineFailed: what answers at its address is no engine, or one that fails.
         """
         if self._connected is None:
             self._connected = self._connect()
@@ -173,7 +173,7 @@ class Engine:
                 raise
             return None
         except docker.errors.DockerException as error:  # of the first request
-            if isinstance(error.__cause__, StepFailed) and not getattr(error.__cause__, "absent", False):
+            if isinstance(error.__cause__, EngineFailed) and not getattr(error.__cause__, "absent", False):
                 raise error.__cause__ from None
             return None
         except OSError:
@@ -187,7 +187,7 @@ class Engine:
 
         Raises:
             UserError: none is running; the line names the command that starts or installs one.
-            StepFailed: see :meth:`existing_client`.
+            EngineFailed: see :meth:`existing_client`.
         """
         if client := self.existing_client():
             return client
@@ -195,6 +195,10 @@ class Engine:
         raise UserError(
             "'docker' reaches an engine that is not at DOCKER_HOST: set it as 'docker context ls' prints it"
         )
+
+    def require(self) -> None:
+        """Raise what :attr:`client` raises if no engine is running."""
+        self.client.ping()
 
     def set_up_in_checkout(self) -> None:
         """Call :func:`set_up` where no engine answers, if this runs from a checkout."""
@@ -385,7 +389,7 @@ class Engine:
         Raises:
             StepFailed: it failed; the message ends with the last line of its output.
         """
-        self.client  # noqa: B018  says that there is no engine
+        self.require()
         command, variables = ["docker", "buildx", *arguments], settings.environment(**(environment or {}))
         ended = retry_transient(
             lambda: subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)

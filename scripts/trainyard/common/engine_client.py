@@ -1,8 +1,8 @@
 """Talk to the Docker engine over HTTP, and say in one line what is wrong with an answer that is none of Docker's API.
 
 An engine with a full disk, a proxy or another program at its address answers with a status of 500, a page of HTML, an
-empty object, or not at all. Each of these is a :class:`StepFailed`, and also the exception that the docker package and
-requests raise, so that callers handle an image that does not exist, or a program that does not end, as usual.
+empty object, or not at all. Each of these is an :class:`EngineFailed`, and also the exception that docker and requests
+raise, so that callers handle an image that does not exist, or a program that does not end, as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import requests
 import urllib3
 from docker.constants import DEFAULT_UNIX_SOCKET
 
-from trainyard.common.errors import StepFailed, one_line
+from trainyard.common.errors import EngineFailed, one_line
 
 #: Method and path -> keys that their answer has: https://docs.docker.com/reference/api/engine/version/v1.45/
 _KEYS = (
@@ -42,7 +42,7 @@ _BROKEN = (
 )
 
 
-class Refused(StepFailed, docker.errors.APIError):
+class Refused(EngineFailed, docker.errors.APIError):
     """The engine answered with an error."""
 
     def __str__(self) -> str:
@@ -57,11 +57,11 @@ class ImageMissing(Missing, docker.errors.ImageNotFound):
     """The engine has no such image."""
 
 
-class NoAnswer(StepFailed, requests.exceptions.ReadTimeout):
+class NoAnswer(EngineFailed, requests.exceptions.ReadTimeout):
     """The engine did not answer in time."""
 
 
-class Lost(StepFailed, requests.exceptions.ConnectionError):
+class Lost(EngineFailed, requests.exceptions.ConnectionError):
     """There is no connection to the engine, or it ended; ``absent`` if nothing listens at the engine's address."""
 
     absent = False
@@ -79,8 +79,8 @@ class _Requests(docker.APIClient):
         self.address = base_url or DEFAULT_UNIX_SOCKET.removeprefix("http+")
         super().__init__(base_url, **options)
 
-    def _said(self, response: Any, text: str) -> StepFailed:
-        return StepFailed(
+    def _said(self, response: Any, text: str) -> EngineFailed:
+        return EngineFailed(
             f"the engine at {self.address} answered {_asked(response.request)} with {text}: see whether "
             "'docker version' prints a server there, and that no proxy stands before it"
         )
@@ -91,7 +91,7 @@ class _Requests(docker.APIClient):
         except requests.exceptions.RequestException as error:
             raise self._lost(request, error) from error
 
-    def _lost(self, request: Any, error: BaseException) -> StepFailed:
+    def _lost(self, request: Any, error: BaseException) -> EngineFailed:
         causes = _causes(error)
         if any(isinstance(cause, urllib3.exceptions.ReadTimeoutError) for cause in causes):
             return NoAnswer(
@@ -159,7 +159,7 @@ class _Requests(docker.APIClient):
         """Yield what a stream has, or raise :class:`Lost` or :class:`NoAnswer` if it ends early."""
         try:
             yield from stream
-        except StepFailed:
+        except EngineFailed:
             raise
         except _BROKEN as error:
             raise self._lost(response.request, error) from error

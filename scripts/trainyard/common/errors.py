@@ -14,6 +14,10 @@ class StepFailed(Exception):
     """A step ran and failed; the message gives the reason in one line. Exit status 1."""
 
 
+class EngineFailed(StepFailed):
+    """The Docker engine failed, or is none: whatever was to be done with it was neither good nor bad."""
+
+
 def one_line(text: str) -> str:
     """Return a text that is not ours with line breaks and other control characters escaped."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainyard.common import git, stages
 from trainyard.common.context import Context
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, planning, smoke_command, smoke_test
 from trainyard.image.smoke_command import RUN, Subject
 from trainyard.image.smoke_failure import HostFiles
@@ -441,6 +441,8 @@ def judge(tried: Tried, check: Check) -> Verdict:
             tried.smoke()
     except smoke_command.Failed as error:
         return Verdict("unresolved" if check.command and error.status == SKIP else "bad", str(error))
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Verdict("bad", str(error))
     return Verdict("good")

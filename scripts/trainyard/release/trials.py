@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common import stages
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import build, planning, repository_lock, smoke_command
 from trainyard.image.smoke_command import MEASURED, RUN
 from trainyard.image.workspace_files import on_host
@@ -155,6 +155,8 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
         with state.file_lock(spec.context.state, "training"):
             found = Measured() if again else _tested(tried)
             return _timed(tried, bounds, found)
+    except EngineFailed:  # says nothing of the image
+        raise
     except StepFailed as error:
         return Measured(failure=str(error))
     finally:

@@ -70,7 +70,7 @@ class Sandbox:
         self._labels = resource_labels(self.name)
 
     def __enter__(self) -> Self:
-        self._engine.client  # noqa: B018  says that there is no engine
+        self._engine.require()
         try:
             self.set_up()
         except BaseException:

@@ -48,7 +48,7 @@ def command(
 
     chosen = batch.wanted(list(targets) or (listed or "").replace(",", " ").split(), context)
     arguments = [f"--compression={compression}", *(["--no-cache"] if no_cache else []), *(["--force"] if force else [])]
-    context.engine.client  # noqa: B018  says that there is no engine
+    context.engine.require()
     with stages.stage("images") as stage:
         batch.run(chosen, jobs, arguments)
         stage.done = f"{sum(job.stage == 'ready' for job in chosen)} of {len(chosen)} are ready"
