@@ -29,16 +29,19 @@ from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_p
 
 BAKE_FILE = IMAGES / "docker-bake.json"
 
+#: Characters of a line of a Dockerfile that is filled with pairs.
+_LINE = 113
+
 
 def image_json(spec: Spec) -> str:
     """What the launcher reads inside the image: /opt/trainyard/image.json."""
-    return _image_json(spec, versions_of(spec.packages) | {spec.framework.name: spec.version})
+    return json.dumps(_about(spec, versions_of(spec.packages) | {spec.framework.name: spec.version}), indent=2)
 
 
-def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
-    """image.json with versions of the framework and of its packages."""
+def _about(spec: Spec, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return image.json with versions of the framework and of its packages."""
     code = spec.device_code
-    about = {
+    return {
         "schema": 1,
         "target": spec.target,
         "accelerator": spec.accelerator,
@@ -48,7 +51,14 @@ def _image_json(spec: Spec, versions: Mapping[str, str]) -> str:
         "trainers": spec.trainer_commands(),
         "default": spec.trainers.default,
     }
-    return json.dumps(about, indent=2)
+
+
+def _by_line(about: Mapping[str, Any]) -> str:
+    """Return image.json in few lines, one for each trainer; the image has it indented (about.py)."""
+    trainers = ",\n  ".join(json.dumps({name: command})[1:-1] for name, command in about["trainers"].items())
+    texts = {name: json.dumps(value) for name, value in about.items()} | {"trainers": "{" + trainers + "}"}
+    members = [f'"{name}": {text}' for name, text in texts.items()]
+    return "{" + ", ".join(members[:-3]) + "".join(f",\n {member}" for member in members[-3:]) + "}"
 
 
 def _version(spec: Spec, read_in_base: str) -> str:
@@ -84,16 +94,22 @@ def _quoted(value: str) -> str:
     return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", value))
 
 
-def _pairs(values: dict[str, str]) -> str:
-    """The pairs of an ENV instruction, in which nothing is expanded."""
-    return " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in values.items())
+def _lines(pairs: Mapping[str, str]) -> str:
+    """Return the pairs of an ENV or LABEL instruction, in lines of at most 120 characters if each fits."""
+    lines = [""]
+    for name, value in pairs.items():
+        pair = f"{name}={value}"
+        if lines[-1] and len(lines[-1]) + len(pair) > _LINE:
+            lines.append("")
+        lines[-1] += f" {pair}"
+    return " \\\n    ".join(line.removeprefix(" ") for line in lines)
 
 
 def _environment_lines(spec: Spec) -> str:
     pairs = {
         name: value if name not in spec.environment else _quoted(value) for name, value in environment(spec).items()
     }
-    return " \\\n    ".join(f"{name}={value}" for name, value in ({"PATH": search_path(spec)} | pairs).items())
+    return _lines({"PATH": search_path(spec)} | pairs)
 
 
 def _label_lines(spec: Spec) -> str:
@@ -102,7 +118,7 @@ def _label_lines(spec: Spec) -> str:
     arguments = plan.labels_from_arguments(spec)
     pairs |= {name: f'"${{{argument}}}"' for name, argument in arguments.items()}
     pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}=={_version(spec, "${FRAMEWORK_VERSION}")}"'
-    return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
+    return _lines(dict(sorted(pairs.items())))
 
 
 @dataclass(frozen=True)
@@ -218,9 +234,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "pythons": pythons,
         "shared_stage": shared,
         "mount_pythons": "".join(
-            f"--mount=type=bind,from={one.stage},target=/pythons/{one.name},rw \\\n    "
-            for one in pythons
-            if one.stage != shared
+            f"--mount=from={one.stage},target=/pythons/{one.name},rw " for one in pythons if one.stage != shared
         ),
         "platform": spec.wheel_platform,
         "interpreter": spec.kind.build_python,
@@ -231,17 +245,23 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "code": spec.has_code,
         "build": build,
         "locked": locked,
-        "build_environment_lines": _pairs(build.environment) if build else "",
-        "private_indexes": f" \\\n   {mounts}" if mounts else "",
+        "build_environment_lines": _lines({name: _quoted(value) for name, value in build.environment.items()})
+        if build
+        else "",
+        "private_indexes": mounts,
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,
         "compiler": spec.has_compiler,
         "bottom": "libraries" if spec.system else "compiler" if spec.has_compiler else "system",
         "epoch": naming.FILE_EPOCH,
-        "image_json": _image_json(
-            spec,
-            versions_of(spec.packages) | dict.fromkeys(base.framework, "") | {spec.framework.name: _version(spec, "")},
+        "about": _by_line(
+            _about(
+                spec,
+                versions_of(spec.packages)
+                | dict.fromkeys(base.framework, "")
+                | {spec.framework.name: _version(spec, "")},
+            )
         ),
         "version": _version(spec, UNLOCKED),
         "label_lines": _label_lines(spec),
