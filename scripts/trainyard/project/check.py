@@ -22,9 +22,8 @@ from trainyard.release import audit, pipelines
 from trainyard.spec import matrix
 from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
 
-
-#: Rules of hadolint that are not ShellCheck's: what the programs install is pinned by hashes, or cannot be pinned, pip's
-#: cache is mounted, and they set pipefail themselves.
+#: Rules of hadolint that are not ShellCheck's, and that the programs need not keep: what they install is pinned by
+#: hashes, or cannot be pinned, pip's cache is mounted, and they set pipefail.
 _OF_DOCKERFILES = ("DL3008", "DL3013", "DL3042", "DL4006")
 
 
