@@ -29,9 +29,6 @@ from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_p
 
 BAKE_FILE = IMAGES / "docker-bake.json"
 
-#: Characters of a line of a Dockerfile that is filled with pairs.
-_LINE = 113
-
 
 def image_json(spec: Spec) -> str:
     """What the launcher reads inside the image: /opt/trainyard/image.json."""
@@ -95,14 +92,8 @@ def _quoted(value: str) -> str:
 
 
 def _lines(pairs: Mapping[str, str]) -> str:
-    """Return the pairs of an ENV or LABEL instruction, in lines of at most 120 characters if each fits."""
-    lines = [""]
-    for name, value in pairs.items():
-        pair = f"{name}={value}"
-        if lines[-1] and len(lines[-1]) + len(pair) > _LINE:
-            lines.append("")
-        lines[-1] += f" {pair}"
-    return " \\\n    ".join(line.removeprefix(" ") for line in lines)
+    """Return the pairs of an ENV or LABEL instruction."""
+    return " \\\n    ".join(f"{name}={value}" for name, value in pairs.items())
 
 
 def _environment_lines(spec: Spec) -> str:
