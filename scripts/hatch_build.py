@@ -32,7 +32,7 @@ DATA = (
 )
 
 #: What an image is made of: a commit with changes in these is called dirty, as ``trainyard.image.plan`` does.
-SOURCES = ("images", "trainers", "launcher")
+SOURCES = ("images", "templates/steps", "trainers", "launcher")
 
 #: Where an sdist carries the facts of :func:`build_facts`.
 CARRIED = Path("scripts", "_build.json")

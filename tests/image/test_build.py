@@ -84,19 +84,15 @@ def test_a_plain_docker_build_gives_the_same_layers(built_image: BuiltImage) -> 
 def test_the_umask_of_a_checkout_does_not_change_the_layers(
     umask: int, built_image: BuiltImage, tmp_path: Path
 ) -> None:
-    """As git writes files, and pip those of a wheel: modes 600 and 700 under umask 077, 664 and 775 under 002.
-
-    The locks in images/ keep their modes: they are not part of a layer, and all wheels would be installed again.
-    """
-    for name in ("images", "trainers", "launcher", ".dockerignore"):
+    """As git writes files, and pip those of a wheel: modes 600 and 700 under umask 077, 664 and 775 under 002."""
+    folders = ("images", "templates", "trainers", "launcher")
+    for name in (*folders, ".dockerignore"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, tmp_path / name)
-    for path in (
-        path for name in ("trainers", "launcher") for path in (tmp_path / name, *(tmp_path / name).rglob("*"))
-    ):
+    for path in (path for name in folders for path in (tmp_path / name, *(tmp_path / name).rglob("*"))):
         path.chmod((0o777 if path.is_dir() or path.stat().st_mode & 0o100 else 0o666) & ~umask)
     assert plain_build(tmp_path) == layers(built_image("tf-cpu"))
 

@@ -16,7 +16,6 @@ from tests.workspaces import lock
 from trainyard.common import settings
 from trainyard.common.settings import state_folder
 from trainyard.image import base_image, build, facts
-from trainyard.oci import docker_engine
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push
 from trainyard.spec import model

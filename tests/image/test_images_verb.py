@@ -82,7 +82,7 @@ def test_an_interrupt_ends_every_build_and_leaves_nothing_tagged(write: Write) -
     log = state_folder() / "one" / "build.log"
     until = time.monotonic() + 300
     while time.monotonic() < until and process.poll() is None:
-        if log.is_file() and "RUN <<SYSTEM" in log.read_text(encoding="utf-8"):
+        if log.is_file() and "/tmp/system.sh --python" in log.read_text(encoding="utf-8"):
             break
         time.sleep(0.1)
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import facts
-from trainyard.oci import docker_engine, image_index
+from trainyard.oci import image_index
 from trainyard.oci.registry import Repository
 from trainyard.release import code_push, platform_index, promotion, publish
 from trainyard.spec import model

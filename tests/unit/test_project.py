@@ -75,7 +75,8 @@ def test_all_platforms_are_checked_whatever_arch_is(
     monkeypatch: pytest.MonkeyPatch, trainyard: Command, arch: str
 ) -> None:
     monkeypatch.setattr(check, "programs", lambda *_: {})
-    assert trainyard("dev", "check", ARCH=arch) == (0, "", "passed: locks, generated files, matrix, advisories\n")
+    words = "passed: locks, generated files, matrix, advisories, shell programs\n"
+    assert trainyard("dev", "check", ARCH=arch) == (0, "", words)
 
 
 def test_an_architecture_that_does_not_exist_is_one_line_where_arch_is_ignored(trainyard: Command) -> None:

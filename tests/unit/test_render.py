@@ -18,12 +18,28 @@ from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile as render
 from trainyard.project import generated
 from trainyard.spec import lock as locks
-from trainyard.spec import model
+from trainyard.spec import model, naming
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.lock import Lock, Pin, Section
 
 EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 ALL = [*model.targets(), *EXAMPLES]
+
+#: The programs of the steps of Dockerfiles, and those that run code of packages.
+STEPS = ROOT / "templates" / "steps"
+PROGRAMS = sorted(path for path in STEPS.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+RUN_CODE = {"build_sources.sh", "compiled.sh"}
+
+
+def steps(text: str) -> list[str]:
+    """The RUN instructions of a Dockerfile, without here-documents."""
+    text = re.sub(r"(<<'([A-Z]+)'.*\n)(?s:.*?)\n\2\n", r"\1", text)
+    return [re.sub(r"\\\n *", "", step) for step in re.findall(r"(?m)^RUN ((?:.*\\\n)*.*)$", text)]
+
+
+def mounted(step: str) -> dict[str, str]:
+    """The path of each program that a step mounts, below templates/steps -> the path in the step."""
+    return dict(re.findall(r"--mount=from=steps,source=(\S+),target=(\S+)", step))
 
 
 @pytest.mark.parametrize("target", [None, *EXAMPLES])
@@ -48,6 +64,7 @@ def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path)
     copied = tmp_path / "tf-cpu"
     shutil.copytree(model.load("tf-cpu").folder, copied)
     before = inputs(model.load(str(copied)), "default")
+    assert {f"templates/steps/{path.relative_to(STEPS)}" for path in PROGRAMS} <= set(before)
     assert changed_inputs(model.load("tf-cpu"), "default", before) == ()
     of_copy = content_hash(model.load(str(copied)), "default", "base")
     assert of_copy == content_hash(model.load("tf-cpu"), "default", "base")
@@ -75,49 +92,88 @@ def test_every_argument_that_is_passed_is_declared_and_used(
     for name in plan.build_args():
         if name == "SOURCE_DATE_EPOCH":  # BuildKit's own
             continue
-        assert re.search(rf"^ARG {name}\b", text, re.M), f"{name} is passed but not declared"
+        assert re.search(rf"^ARG (?:.* )?{name}\b", text, re.M), f"{name} is passed but not declared"
         assert re.search(rf"\$\{{?{name}\b", text), f"{name} is declared but never used"
 
 
 @pytest.mark.parametrize("target", ALL)
 def test_no_secret_and_no_cache_can_stay_in_a_layer(target: str) -> None:
     text = render.dockerfile(model.load(target))
-    assert "/run/secrets" not in text.rpartition("\nFROM ")[2]
-    for line in text.splitlines():
-        if "SSL_CERT_FILE" in line or "PIP_CERT" in line:
-            assert line.startswith("[ ! -s /run/secrets/ca.pem ] || export "), "set for one RUN, never by ENV"
-    assert "curl " not in text
-    assert ":latest" not in text
+    assert "type=secret" not in text.rpartition("\nFROM ")[2]
+    assert "CERT" not in text and "curl " not in text and ":latest" not in text
+
+
+def test_programs_set_certificates_for_their_process_alone() -> None:
+    lines = [line.strip() for path in PROGRAMS for line in path.read_text(encoding="utf-8").splitlines()]
+    set_ = [line for line in lines if "SSL_CERT_FILE" in line or "PIP_CERT" in line]
+    assert len(set_) == 2 and all(line.startswith("[ ! -s /run/secrets/ca ] || export ") for line in set_)
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_steps_that_run_code_of_packages_have_no_network_cache_or_secret_and_the_others_build_nothing(
-    target: str,
-) -> None:
-    steps = render.dockerfile(model.load(target)).split("\nRUN ")
-    assert not [step for step in steps[1:] if "id=uv" in step.split("\nFROM ")[0]]
-    for step in (step.split("\n\n")[0] for step in steps[1:]):
-        if "build-sources" in step or "--no-binary" in step:
+def test_steps_that_run_code_of_packages_have_no_network_cache_or_secret(target: str) -> None:
+    for step in steps(render.dockerfile(model.load(target))):
+        assert "id=uv" not in step
+        if RUN_CODE & {Path(program).name for program in mounted(step)}:
             assert step.startswith("--network=none ") and "type=secret" not in step and "type=cache" not in step
-        elif "uv pip" in step or "pip install" in step:
-            assert "--no-build" in step or "--only-binary :all:" in step
+
+
+def test_all_other_programs_build_nothing() -> None:
+    for path in PROGRAMS:
+        text = re.sub(r"\\\n *", "", path.read_text(encoding="utf-8"))
+        assert ("uv build" in text or "--no-binary" in text) == (path.name in RUN_CODE), path
+        for line in text.splitlines():
+            if "pip install" in line and not line.startswith(("#", "    return")) and path.name not in RUN_CODE:
+                assert "--no-build " in line or ('"${options[@]}"' in line and "(--only-binary :all: " in text), line
 
 
 @pytest.mark.parametrize("target", ALL)
 def test_files_of_the_build_context_get_modes_that_do_not_depend_on_the_checkout(target: str) -> None:
     """They reach an image below /opt/trainyard alone, whose modes `seal` sets, or `chmod` after they were moved."""
     text = render.dockerfile(model.load(target))
-    copies = [
-        line.split()
-        for line in text.splitlines()
-        if re.match(r"COPY (?!<<)(?!--link )(?!--from=tools )(?!--from=\S*sources)", line)
-    ]
-    assert {words[-1].split("/")[1] for words in copies} == {"locks", "out"}
-    assert all(words[-1].startswith(("/locks/", "/out/opt/trainyard/")) for words in copies)
-    seal = text.split("COPY <<'SCRIPT' /usr/local/bin/seal\n")[1].split("\nSCRIPT\n")[0]
-    assert "chmod -R u=rwX,go=rX /out/opt/trainyard" in seal
+    copies = [line.split() for line in text.splitlines() if re.match(r"COPY (?!--link )", line)]
+    for words in copies:
+        assert "--chmod=" in " ".join(words) or words[-1].startswith("/out/opt/trainyard/"), words
+    assert "chmod -R u=rwX,go=rX /out/opt/trainyard" in (STEPS / "wheels" / "seal.sh").read_text(encoding="utf-8")
     moved = [line for line in text.splitlines() if " mv /out/opt/trainyard/" in line]
-    assert len(moved) == 1 and "chmod 755 /out/usr/local/bin/launch && seal" in text
+    assert len(moved) == 1 and "chmod 755 /out/usr/local/bin/launch && /steps/seal.sh" in text
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_a_dockerfile_has_at_most_200_lines_besides_its_pins(target: str) -> None:
+    for one in model.each_platform(model.load(target)):
+        for path, text in render.rendered(one).items():
+            others = re.sub(r"(?s)<<'LOCKS'\n.*?\nLOCKS\n", "\n", text).splitlines()
+            others = [line for line in others if not re.search(r"==\S+ \\$|^    --hash=", line)]
+            assert path == render.BAKE_FILE or len(others) <= 200, path
+
+
+@pytest.mark.parametrize("target", ALL)
+def test_a_step_mounts_the_programs_that_it_runs_and_no_others(target: str) -> None:
+    """BuildKit runs a step again if what it mounts has changed."""
+    for step in steps(render.dockerfile(model.load(target))):
+        programs = mounted(step)
+        for source in programs:
+            assert (STEPS / source).exists() or (model.IMAGES / source).suffix == ".lock", source
+        runs = set(re.findall(r"(?<!target=)/(?:steps|tmp)/[\w/]+\.(?:sh|py)\b", step))
+        sourced = {"/tmp/apt.sh"} if runs & {"/tmp/system.sh", "/tmp/compiler.sh"} else set()
+        files = {path for path in programs.values() if path.endswith((".sh", ".py"))}
+        assert files - runs == sourced, step
+        folders = [path for path in programs.values() if "." not in path]
+        for program in runs - files:
+            assert any(program.startswith(f"{folder}/") for folder in folders), step
+
+
+def test_every_program_is_mounted_or_copied_by_a_step() -> None:
+    text = (ROOT / "templates" / "Dockerfile.j2").read_text(encoding="utf-8")
+    for path in PROGRAMS:
+        top = path.relative_to(STEPS)
+        folder = f"program('{top.parts[0]}')" if top.parts[0] != "wheels" else "source=wheels,"
+        assert top.as_posix() in text or folder in text, path
+
+
+def test_times_of_files_are_those_that_verify_expects() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in PROGRAMS]
+    assert {number for text in texts for number in re.findall(r"\b\d{9}\b", text)} == {str(naming.FILE_EPOCH)}
 
 
 def test_a_changed_spec_is_drift(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
@@ -135,8 +191,7 @@ def test_text_of_a_spec_is_not_expanded_in_a_dockerfile(
     write_locked_spec: Callable[[str], str], spec_text: str, summary: str
 ) -> None:
     loaded = model.load(write_locked_spec(spec_text.replace("A test image", json.dumps(summary))))
-    line = next(line for line in render.dockerfile(loaded).splitlines() if "image.description=" in line)
-    value = line.strip().removesuffix(" \\").removeprefix('org.opencontainers.image.description="').removesuffix('"')
+    (value,) = re.findall(r'image\.description="((?:\\.|[^"\\])*)"', render.dockerfile(loaded))
     assert value.replace("\\$", "$").replace('\\"', '"').replace("\\\\", "\\") == summary
     assert not re.search(r"(?<!\\)\$", value)
 
@@ -155,7 +210,7 @@ def test_layers_of_all_images_have_the_byte_code_of_each_debian_base(target: str
     """Their stage is on one base, and has the Python of the others mounted."""
     loaded = model.load(target)
     text = render.dockerfile(loaded)
-    below, lines = re.findall(rf"\nFROM (?:--platform=\S+ )?(\S+) AS {stage}\n(.*?)\n\n", text, re.DOTALL)[0]
+    below, lines = re.findall(rf"\nFROM (\S+) AS {stage}\n(.*?)\n(?:\n|FROM )", text, re.DOTALL)[0]
     mounted = re.findall(r"from=(\S+),target=/pythons/", lines)
     own = f"python-{loaded.base}" if loaded.base in debian_bases() else ""
     assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in debian_bases()]
@@ -190,7 +245,7 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     assert {name for name in before if before[name] != after[name]} == {"wheel-torch"}
     assert "ARG INDEX_URL=\n" in after["wheel-torch"] and "INDEX_URL=" not in default[1]
     assert "--mount=type=secret,id=index " in after["wheel-torch"] and "id=index" not in default[1]
-    assert "\ntorch==2.15.0+cpu \\\n" in after["wheel-torch"]
+    assert " torch==2.15.0+cpu \\\n" in after["wheel-torch"]
 
 
 def test_bake_describes_every_target_and_no_host() -> None:

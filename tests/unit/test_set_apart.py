@@ -1,4 +1,4 @@
-"""templates/set_apart.py: what several wheels bring is taken out of their layers."""
+"""templates/steps/wheels/set_apart.py: what several wheels bring is taken out of their layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(folder: Path, files: dict[str, str]) -> tuple[set[str], set[str]]:
         file = folder / "out" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    subprocess.run([sys.executable, ROOT / "templates" / "set_apart.py", folder], check=True)
+    subprocess.run([sys.executable, ROOT / "templates" / "steps" / "wheels" / "set_apart.py", folder], check=True)
     out, shared = (
         {one.relative_to(folder / name).as_posix() for one in (folder / name).rglob("*") if one.is_file()}
         for name in ("out", "for-site/shared")

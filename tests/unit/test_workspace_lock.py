@@ -903,7 +903,7 @@ def test_what_a_source_distribution_is_built_with_is_locked_apart_from_the_image
     assert text.count("--hash=sha256:") >= len(locked)
     assert not {"cython", "cmake", "ninja", "scikit-build-core"} & set(versions(spec))
     assert versions(spec)["setuptools"] == "81.0.0"
-    assert f"/layers/build-requires.lock\n{text}LOCK\n" in dockerfile.dockerfile(fresh(spec))
+    assert f"\n[build-requires]\n{text}[compiled]\n" in dockerfile.dockerfile(fresh(spec))
 
 
 def test_a_source_distribution_without_a_build_system_is_built_with_setuptools_and_wheel(

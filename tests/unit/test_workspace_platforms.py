@@ -340,7 +340,7 @@ def test_what_is_compiled_is_locked_and_built_with_the_same_versions_on_all_plat
     assert tools == [{"ninja": "1.0"}] * 2, "there is no 2.0 for amd64"
     text = dockerfile.dockerfile(on(ARM64))
     for name in ("compiled", "build-requires"):
-        assert f" /layers/{name}.lock\n{sections(ARM64)[name]}LOCK\n" in text
+        assert f"\n[{name}]\n{sections(ARM64)[name]}" in text
 
 
 def test_it_is_compiled_on_the_platform_of_the_image(write: Write, slow: PackageIndex) -> None:
@@ -354,7 +354,7 @@ def test_it_is_compiled_on_the_platform_of_the_image(write: Write, slow: Package
         assert starts["compiled"] == "FROM environment AS compiled"
         assert starts["environment"] == "FROM compile-tools AS environment"
         tools, compiling = (text.split(f" AS {name}\n")[1].split("\nFROM ")[0] for name in ("tools", "compile-tools"))
-        assert tools == compiling, "BuildKit runs them once where the platform is the same"
+        assert tools.startswith(compiling.rstrip("\n")), "BuildKit runs them once where the platform is the same"
 
 
 @pytest.mark.parametrize(
@@ -400,10 +400,7 @@ def test_the_tags_of_images_end_with_their_architecture_and_have_other_hashes(wr
         made = plan.make_plan(one, index="default", index_url="", base="base", base_digest="", notes=())
         tags.append(made.tag)
         assert (made.local, made.floating_tags) == (f"trainyard:{one.local_name}", ("mine", "mine-2.21.0"))
-        assert (
-            f"install-wheels /opt/venv/bin/python --python-platform {one.architecture.machine}-manylinux_2_40 "
-            in dockerfile.dockerfile(one)
-        )
+        assert f"\nENV WHEEL_PLATFORM={one.architecture.machine}-manylinux_2_40\n" in dockerfile.dockerfile(one)
     assert [tag.rpartition("-")[2] for tag in tags] == ["amd64", "arm64"]
     assert len({tag.split("-")[3] for tag in tags}) == 2
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,16 @@ def _quoted(value: str) -> str:
     return '"{}"'.format(re.sub(r'([\\"$])', r"\\\1", value))
 
 
-def _pairs(values: dict[str, str]) -> str:
-    """The pairs of an ENV instruction, in which nothing is expanded."""
-    return " \\\n    ".join(f"{name}={_quoted(value)}" for name, value in values.items())
+def _lines(pairs: Mapping[str, str]) -> str:
+    """Return the pairs of an ENV or LABEL instruction."""
+    return " \\\n    ".join(f"{name}={value}" for name, value in pairs.items())
 
 
 def _environment_lines(spec: Spec) -> str:
     pairs = {
         name: value if name not in spec.environment else _quoted(value) for name, value in environment(spec).items()
     }
-    return " \\\n    ".join(f"{name}={value}" for name, value in ({"PATH": search_path(spec)} | pairs).items())
+    return _lines({"PATH": search_path(spec)} | pairs)
 
 
 def _label_lines(spec: Spec) -> str:
@@ -78,7 +79,7 @@ def _label_lines(spec: Spec) -> str:
     arguments = facts.labels_from_arguments(spec)
     pairs |= {name: f'"${{{argument}}}"' for name, argument in arguments.items()}
     pairs[f"{naming.LABELS}.framework"] = f'"{spec.framework.name}=={_version(spec, "${FRAMEWORK_VERSION}")}"'
-    return " \\\n      ".join(f"{name}={value}" for name, value in sorted(pairs.items()))
+    return _lines(dict(sorted(pairs.items())))
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "pythons": pythons,
         "shared_stage": shared,
         "mount_pythons": "".join(
-            f"--mount=type=bind,from={one.stage},target=/pythons/{one.name},rw \\\n    "
-            for one in pythons
-            if one.stage != shared
+            f"--mount=from={one.stage},target=/pythons/{one.name},rw " for one in pythons if one.stage != shared
         ),
         "platform": spec.wheel_platform,
         "interpreter": spec.kind.build_python,
@@ -213,8 +212,10 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "code": spec.has_code,
         "build": build,
         "locked": locked,
-        "build_environment_lines": _pairs(build.environment) if build else "",
-        "private_indexes": f" \\\n   {mounts}" if mounts else "",
+        "build_environment_lines": _lines({name: _quoted(value) for name, value in build.environment.items()})
+        if build
+        else "",
+        "private_indexes": mounts,
         "tools": spec.tools,
         "profile": spec.profile,
         "system": spec.system,

@@ -18,6 +18,12 @@ from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME
 from trainyard.spec.repository_files import leads_out
 
+#: Folders whose files are inputs of every image: the programs that its Dockerfile mounts, and what it copies.
+_SHARED = ("templates/steps", "trainers", "launcher")
+
+#: What an image is made of: a commit with changes in these is called dirty, as ``scripts/hatch_build.py`` does.
+SOURCES = ("images", *_SHARED)
+
 
 @cache
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -55,7 +61,7 @@ def revision(root: Path = ROOT) -> str:
     commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return "unknown"
-    paths = ["images", "trainers", "launcher"] if root == ROOT else ["."]
+    paths = [*SOURCES] if root == ROOT else ["."]
     return f"{commit}-dirty" if _is_changed(root, *paths) else commit
 
 
@@ -91,10 +97,10 @@ def _files(folder: Path) -> list[Path]:
 def inputs(spec: Spec, index: str) -> dict[str, str]:
     """Return the name -> sha256 of everything that goes into the image.
 
-    That is the rendered Dockerfile, the sections of the lock, the trainers, the launcher, and the image's own trainers
-    or code.
+    That is the rendered Dockerfile and the programs of its steps, the sections of the lock, the trainers, the launcher,
+    and the image's own trainers or code.
     """
-    paths = [spec.dockerfile(index), *_files(ROOT / "trainers"), *_files(ROOT / "launcher")]
+    paths = [spec.dockerfile(index), *(path for folder in _SHARED for path in _files(ROOT / folder))]
     if spec.own_trainers:
         paths += _files(spec.own_trainers)
     if spec.has_code:
@@ -106,7 +112,7 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
 
 def _input_name(spec: Spec, path: Path) -> str:
     """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
-    if any(path.is_relative_to(ROOT / shared) for shared in ("trainers", "launcher")):
+    if any(path.is_relative_to(ROOT / shared) for shared in _SHARED):
         return str(path.relative_to(ROOT))
     folders = [spec.folder, *([spec.own_trainers.parent] if spec.own_trainers else [])]
     return next((str(path.relative_to(folder)) for folder in folders if path.is_relative_to(folder)), path.name)

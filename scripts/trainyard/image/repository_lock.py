@@ -50,9 +50,6 @@ Constrain = Callable[[Mapping[str, str]], Iterable[str]]
 #: versions are those of the lock.
 _TRIAL = "a trial"
 
-#: The templates that an image is made from; the others are of documentation and of Cloud Build.
-_TEMPLATES = ("Dockerfile*.j2", "*.sh", "*.py")
-
 
 def contents(spec: RepositorySpec) -> str:
     """Return 8 hexadecimal digits of what this Trainyard contributes to images of the target that a repository extends.
@@ -82,9 +79,9 @@ def _settings(parent: Spec) -> dict[str, Any]:
 
 
 def _contributed(parent: Spec) -> Iterator[Path]:
-    for pattern in _TEMPLATES:
-        yield from sorted((ROOT / "templates").glob(pattern))
-    folders = [ROOT / name for name in ("launcher", "trainers/common", f"trainers/{parent.trainers.package}")]
+    yield ROOT / "templates" / "Dockerfile.j2"
+    names = ("templates/steps", "launcher", "trainers/common", f"trainers/{parent.trainers.package}")
+    folders = [ROOT / name for name in names]
     for folder in (*folders, *([parent.own_trainers] if parent.own_trainers else [])):
         files = folder.rglob("*")
         yield from sorted(one for one in files if one.is_file() and "__pycache__" not in one.parts)

@@ -7,6 +7,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +21,10 @@ from trainyard.project import generated
 from trainyard.release import audit, pipelines, sources
 from trainyard.spec import matrix
 from trainyard.spec.model import Spec, catalogue, each_platform, load, relative, targets
+
+#: Rules of hadolint that are not ShellCheck's, and that the programs need not keep: what they install is pinned by
+#: hashes, or cannot be pinned, pip's cache is mounted, and they set pipefail.
+_OF_DOCKERFILES = ("DL3008", "DL3013", "DL3042", "DL4006")
 
 
 def checks(commands: Any, *, ends: bool = False) -> dict[str, Callable[[], list[str]]]:
@@ -38,6 +43,7 @@ def checks(commands: Any, *, ends: bool = False) -> dict[str, Callable[[], list[
         "generated files": partial(_generated, commands),
         "matrix": partial(_matrix, specs),
         "advisories": partial(_advisories, specs),
+        "shell programs": partial(_shell_programs, root),
         **({"ends": lambda: past(waivers.today())} if ends else {}),
         **{name: partial(_run, root, command) for name, command in programs(root, commands).items()},
     }
@@ -91,6 +97,22 @@ def _advisories(specs: list[Spec]) -> list[str]:
     pins = {spec.target: sources.pins(spec) for spec in specs}
     failing = [finding for finding in audit.offline(pins) if finding.fails]
     return [f"{finding}: update the package, or add a waiver to images/waivers.yaml" for finding in failing]
+
+
+def _shell_programs(root: Path) -> list[str]:
+    """Return what ShellCheck finds in templates/steps: hadolint has it, for what a RUN instruction contains."""
+    with tempfile.TemporaryDirectory() as folder:
+        copies = []
+        for path in sorted(root.glob("templates/steps/**/*.sh")):
+            copy = Path(folder, path.relative_to(root))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8")
+            copy.write_text(
+                f'FROM scratch\nSHELL ["/bin/bash", "-c"]\nRUN <<\'SHELL\'\n{text}SHELL\n', encoding="utf-8"
+            )
+            copies.append(str(copy.relative_to(folder)))
+        ignored = [f"--ignore={rule}" for rule in _OF_DOCKERFILES]
+        return _run(Path(folder), [_tool("hadolint"), *ignored, *copies])
 
 
 def programs(root: Path, commands: Any) -> dict[str, list[str]]:

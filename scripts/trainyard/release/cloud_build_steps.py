@@ -23,6 +23,7 @@ from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import build, planning, recipes, smoke_test, target_lock
+from trainyard.image.facts import SOURCES
 from trainyard.lint.image import verify
 from trainyard.oci import registry
 from trainyard.oci.registry import Repository
@@ -142,8 +143,7 @@ def newest_source() -> int:
 
     An upload has no git repository with the commit's time, but its files keep theirs, so an upload determines the tag.
     """
-    folders = ("images", "trainers", "launcher")
-    return max(int(path.stat().st_mtime) for name in folders for path in (ROOT / name).rglob("*") if path.is_file())
+    return max(int(path.stat().st_mtime) for name in SOURCES for path in (ROOT / name).rglob("*") if path.is_file())
 
 
 def prepare(given: Substitutions) -> None:

@@ -442,7 +442,7 @@ class Spec(_Document):
         return Path(self.trainers.folder) if self.trainers.folder else None
 
     def trainer_commands(self) -> dict[str, list[str]]:
-        """Trainer name -> the command the launcher starts, as image.json holds it."""
+        """Trainer name -> the command the launcher starts, as the launcher finds it in the recipe."""
         files = _trainer_files(ROOT / "trainers" / self.trainers.package) if self.has_trainers else []
         commands = {
             path.stem: [self.kind.python, "-m", f"trainers.{self.trainers.package}.{path.stem}"] for path in files

@@ -29,7 +29,7 @@ from trainyard.spec.units import in_bytes
 #: Name of the file that describes a user's image.
 FILE = SETTINGS
 
-#: Name of the user's command among the trainers of image.json.
+#: Name of the user's command among the commands of a recipe.
 COMMAND = "run"
 
 #: How far an image was tested, the least first: a trainer of the catalogue trained in its ``environment``, which has no

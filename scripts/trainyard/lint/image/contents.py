@@ -54,8 +54,8 @@ def files_are_those_of_the_build(image: Evidence) -> Iterator[Finding]:
             yield Finding(f"/{path}", "is missing; the build has it", why, fix)
 
 
-#: What the build changes after uv has written RECORD: byte code (templates/seal.sh), and the first line of the commands
-#: beside a framework of the base (templates/Dockerfile.j2).
+#: What the build changes after uv has written RECORD: byte code (templates/steps/wheels/seal.sh), and the first line of
+#: the commands beside a framework of the base (templates/steps/requirements.sh).
 _CHANGED = re.compile(r"(?:.*/)?__pycache__/.*|opt/requirements/bin/[^/]+")
 
 

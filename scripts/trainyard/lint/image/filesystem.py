@@ -282,7 +282,7 @@ def _is_foreign(platform: str, expected: Architecture) -> bool:
 @rule("image", severity=Severity.REFUSE, source="docs/anatomy.md#checking-an-image")
 def imports_do_not_compile(image: Evidence) -> Iterator[Finding]:
     """Every source file has valid byte code."""
-    fix = "run templates/seal.sh last in the stage that makes the layer"
+    fix = "run templates/steps/wheels/seal.sh last in the stage that makes the layer"
     for path in image.inside.missing:
         if image.of_workspace(path):  # code is mounted, edited and replaced: byte code would be of other sources
             continue

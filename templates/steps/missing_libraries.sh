@@ -1,5 +1,7 @@
-# Fails if a compiled file under /out needs a shared library that is neither in the image, mounted at /image, nor in a
+#!/bin/bash
+# Fail if a compiled file under /out needs a shared library that is neither in the image, mounted at /image, nor in a
 # Python package. libcuda is the driver's, which the container runtime mounts.
+set -Eeuo pipefail
 needs=() lacks=() packages=()
 while read -r file; do
   while read -r name _ path _; do

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The environment without packages, and what several wheels bring (set-apart). The folders for-site of the wheels' stages
+# The environment without packages, and what several wheels bring (set_apart.py). The folders for-site of the wheels' stages
 # are mounted below /stages: a file that is in a wheel's layer, such as a command whose code the wheel has, is left out.
 set -Eeuo pipefail
 mkdir -p /out/opt
@@ -12,4 +12,3 @@ for folder in /stages/*/shared; do
       || install -D -m "$(stat -c %a "$folder/$file")" "$folder/$file" "/out/$file"
   done
 done
-seal

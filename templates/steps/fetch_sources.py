@@ -1,10 +1,13 @@
 #!/usr/bin/python3
-"""Download the source distributions of the locks in /layers, and the wheels that they are built with, to /sources.
+"""Download the source distributions of locks, and the wheels that they are built with, to /sources.
 
 Nothing of a package is run: uv takes no metadata from builds, archives are read and not unpacked. The SHA-256 of a file
-is that of the lock, or for what builds another one that of the index. /layers/NAME.lock leads to /sources/NAME with the
-files, ``pins`` (what has no wheel) and ``wheels.lock`` (the others). All of build-requires.lock is downloaded, and then
-nothing else is resolved. The arguments are options of ``uv pip compile``. Python 3.11 and newer.
+is that of the lock, or for what builds another one that of the index.
+
+An argument NAME.lock is a file with a lock; without one, locks come on standard input, each after a line ``[NAME]``.
+/sources/NAME gets the files, ``pins`` (what has no wheel), ``wheels.lock`` (the others) and ``all.lock``. All of
+build-requires is downloaded, and then nothing else is resolved. The other arguments are options of ``uv pip compile``.
+Python 3.11 and newer.
 """
 
 import base64
@@ -25,6 +28,8 @@ from pathlib import Path
 
 PIN = re.compile(r"(?m)^([\w.-]+)(?:\[[^]]*\])?==([^ ;\\]+).*?(?=^\S|\Z)", re.DOTALL)
 PYPROJECT = re.compile(r"[^/]+/pyproject\.toml")
+FILES = [Path(word) for word in sys.argv[1:] if word.endswith(".lock")]
+OPTIONS = [word for word in sys.argv[1:] if not word.endswith(".lock")]
 
 
 def resolve(lines, *options, pinned=()):
@@ -35,7 +40,7 @@ def resolve(lines, *options, pinned=()):
         settings.write_text(given + "".join(f'\n[[dependency-metadata]]\nname = "{name}"\n' for name in pinned))
         wanted.write_text("\n".join(lines))
         command = ["uv", "pip", "compile", "--quiet", "--format", "pylock.toml"]
-        command += ["--config-file", settings, "--output-file", lock, *sys.argv[1:], *options, wanted]
+        command += ["--config-file", settings, "--output-file", lock, *OPTIONS, *options, wanted]
         if subprocess.run(command).returncode:
             sys.exit(1)
         return tomllib.loads(lock.read_text()).get("packages", [])
@@ -74,10 +79,20 @@ def build_requires(path):
     return system.get("requires", ["setuptools", "wheel"])
 
 
-for lock in sorted(Path("/layers").glob("*.lock")):
-    folder = Path("/sources", lock.stem)
+def given():
+    """Return the name of each layer -> its lock."""
+    if FILES:
+        return {path.stem: path.read_text() for path in FILES}
+    _, *parts = re.split(r"(?m)^\[([\w.-]+)\]\n", sys.stdin.read())
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+locks = given()
+for layer, lock in locks.items():
+    folder = Path("/sources", layer)
     folder.mkdir(parents=True)
-    pins = {re.sub(r"[-_.]+", "-", one[1]).lower(): one for one in PIN.finditer(lock.read_text())}
+    (folder / "all.lock").write_text(lock)
+    pins = {re.sub(r"[-_.]+", "-", one[1]).lower(): one for one in PIN.finditer(lock)}
     own = ["--find-links", "/wheels"] if os.path.isdir("/wheels") else []
     lines = [f"{name}=={pin[2]}" for name, pin in pins.items()]
     for package in resolve(lines, "--no-deps", *own, pinned=pins) if lines else []:
@@ -85,13 +100,13 @@ for lock in sorted(Path("/layers").glob("*.lock")):
         accepted = set(re.findall(r"sha256:([0-9a-f]{64})", pins[name][0]))
         # Some indexes have no hashes.
         fits = [file for file in files if file.get("hashes", {}).get("sha256") in {*accepted, None}]
-        if lock.stem == "build-requires":
+        if layer == "build-requires":
             download(fits[0], folder, accepted)
         elif fits and fits[0] is package.get("sdist"):
             archive = download(fits[0], folder, accepted)
             with (folder / "pins").open("a") as file:
                 file.write(f"{name}=={pins.pop(name)[2]}\n")
-            if os.path.exists("/layers/build-requires.lock"):
+            if "build-requires" in locks:
                 continue
             for tool in resolve(build_requires(archive), "--no-build", "--constraints", "/locks/uv.lock"):
                 download(tool["wheels"][0], folder, {*tool["wheels"][0].get("hashes", {}).values()})
