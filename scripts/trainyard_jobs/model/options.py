@@ -99,12 +99,28 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
     return pairs(map(str.strip, text.split(",")), "--labels", key="(?s).+", form="key=value")
 
 
-def check_labels(pairs: Iterable[tuple[str, str]]) -> None:
-    """Check labels of Google Cloud: https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements."""
+#: Forms of a key and of a value, in words: of labels of Google Cloud
+#: (https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements), and of Kubernetes
+#: (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
+_WORD = r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_GOOGLE_LABEL = r"[a-z][a-z0-9_-]{0,62}", r"[a-z0-9_-]{0,63}", "lowercase letters, digits, - and _"
+_KUBERNETES_LABEL = (
+    rf"([a-z0-9][-a-z0-9.]*/)?{_WORD}",
+    rf"({_WORD})?",
+    "letters, digits, -, _ and ., with a letter or digit at both ends",
+)
+
+
+def check_labels(pairs: Iterable[tuple[str, str]], *, kubernetes: bool = False) -> None:
+    """Check that Google Cloud, or Kubernetes, takes labels.
+
+    Raises:
+        UserError: it does not.
+    """
+    key_form, value_form, words = _KUBERNETES_LABEL if kubernetes else _GOOGLE_LABEL
     for key, value in pairs:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
-            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
-            raise UserError(f"'--labels': '{key}={value}' is not {form}")
+        if not re.fullmatch(key_form, key) or not re.fullmatch(value_form, value):
+            raise UserError(f"'--labels': '{key}={value}' is not key=value of {words}, at most 63 of each")
 
 
 def folder(text: str) -> str:
