@@ -17,6 +17,7 @@ from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import dependency_tables, indexes, python_projects, requirements
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
+from trainyard_jobs.platforms.base import Conversion
 from trainyard_jobs.rehearsal import session
 from trainyard_jobs.schema import job_file
 
@@ -71,7 +72,7 @@ trialJobSpec:
     )
 ]
 
-JOBS["ai-platform"] = [
+AI_PLATFORM = [
     yaml.safe_load(
         """
 jobId: x
@@ -110,6 +111,16 @@ def mutants(document: Any, values: tuple[Any, ...]) -> Iterator[tuple[str, Any]]
             else:
                 parent[last] = value
             yield f"{'.'.join(map(str, [*steps, last]))}: {value!r}", found
+
+
+def test_a_job_of_ai_platform_is_converted_or_refused_in_one_line_whatever_a_value_is() -> None:
+    for what, documents in mutants(AI_PLATFORM, (None, "text", 5, ["text"], [None])):
+        try:
+            platforms.by_name("vertex").convert(job_file._job_file(Path("job.yaml"), documents), Conversion())
+        except UserError as error:
+            assert "\n" not in str(error), what
+        except Exception as error:
+            pytest.fail(f"{what}: {error!r}")
 
 
 @pytest.mark.parametrize("name", JOBS)

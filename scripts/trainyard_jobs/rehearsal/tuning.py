@@ -84,15 +84,14 @@ class Study:
     best_of_trial: bool = False
 
 
-def study_of(job: JobFile, document: Mapping[str, Any], where: Location) -> Study:
+def study_of(job: JobFile) -> Study:
     """The study of a HyperparameterTuningJob.
 
-    Args:
-        document: the tuning job, or what the job of another platform is converted to.
-        where: location of the search in the file.
     Raises:
         UserError: it is invalid; the message gives the line.
     """
+    where: Location = ("studySpec",)
+    document = job.documents[0]
     spec = document.get("studySpec") or {}
     metrics = spec.get("metrics") or []
     if not metrics:

@@ -269,7 +269,7 @@ class Vertex(Platform):
 
     def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
         tuned = job.kind == "hyperparameter-tuning-job"
-        return rehearsed_tuning.study_of(job, job.documents[0], ("studySpec",)) if tuned else None
+        return rehearsed_tuning.study_of(job) if tuned else None
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_vertex.rehearsal(job, trial)
