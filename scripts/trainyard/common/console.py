@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainyard.common import registration, settings
+from trainyard.common import settings
 from trainyard.common.errors import visible
 from trainyard.common.stages import NOW
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: The loggers of all packages outside the images.
-_LOGGERS = [logging.getLogger(name) for name in ("trainyard", *registration.NEIGHBOURS)]
+_LOGGERS = [logging.getLogger(name) for name in ("trainyard", "trainyard_jobs")]
 
 #: Styles of rich for the lines of a level.
 _STYLES = {logging.WARNING: "bold yellow", logging.ERROR: "bold red"}
