@@ -14,7 +14,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -163,7 +163,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool)
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="'trainyard COMMAND --help' describes a command. In a checkout, 'make COMMAND NAME=value' is the same as "
-    "'trainyard COMMAND' with the variable TRAINYARD_NAME.",
+    "'trainyard COMMAND --name value', by the variable TRAINYARD_NAME.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
@@ -215,13 +215,6 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
-def _words_of_make(running: str) -> Callable[[str], str]:
-    """Return what a message is translated by where make called the command ``running``."""
-    from trainyard.common import dialect
-
-    return lambda message: dialect.of_make(message, trainyard.all_commands(), running)
-
-
 def run(arguments: list[str]) -> int:
     """Run a command; its exit status.
 
@@ -234,9 +227,8 @@ def run(arguments: list[str]) -> int:
     given, goals = settings.adopt_make_variables(), settings.make_goals()
     words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
-    translate = str if goals is None else _words_of_make(_short_names().get(name, name))
-    with Messages(translate) as messages:
-        status = _run(arguments, name, given, goals or [], messages)
+    with Messages():
+        status = _run(arguments, name, given, goals)
         try:
             sys.stdout.flush()
         except OSError as error:  # what is left would fail again, in Python's words, when the process ends
@@ -247,7 +239,7 @@ def run(arguments: list[str]) -> int:
         return status
 
 
-def _run(arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages) -> int:
+def _run(arguments: list[str], name: str, given: list[str], goals: list[str]) -> int:
     try:
         _check_make_variables(name, given, goals)
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
@@ -259,7 +251,6 @@ def _run(arguments: list[str], name: str, given: list[str], goals: list[str], me
         fail(f"{name}: {error}")
         return 1
     except click.ClickException as error:
-        messages.translate = str  # click names an option, and its variable beside it
         fail(f"{name}: {' '.join(error.format_message().split())}")  # click lists choices on a line each
         return 2
     except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from tests.unit.test_walk import DIGEST, Engine, engine  # noqa: F401
 
-from trainyard.common import console, stages
 from trainyard.image import build
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import docker_engine
@@ -348,12 +347,3 @@ def test_the_list_of_targets_fits_20_lines_at_80_columns(
     assert len(found) <= 20 and all(len(line) <= 80 for line in found)
     assert {line.split()[0] for line in found[1:]} == set(model.targets()) | {"gpu-2.7"}
     assert ("2.21.0-20261125-76c90026" in found[1]) is built
-
-
-def test_what_other_programs_print_is_not_put_into_makes_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log may have thousands of lines, and each translation looks at all commands."""
-    with console.Messages(lambda text: f"<{text}>"):
-        console.be_verbose()
-        stages.now("now")
-        console.say("said")
-    assert capsys.readouterr().err == "now\n<said>\n"
