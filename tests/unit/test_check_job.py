@@ -18,6 +18,7 @@ from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.rehearsal import tuning
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file, kubernetes
 
@@ -871,7 +872,7 @@ def test_values_of_any_type_are_rehearsed_or_refused_and_never_tracebacks(name: 
             job = evidence(*first, spoilt).job
             platform = platforms.of_job_file(job)
             with files.explain_invalid_fields(job):
-                platform.study(job)
+                tuning.study_of(job)
                 platform.rehearse(job)
 
 

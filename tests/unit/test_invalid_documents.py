@@ -18,7 +18,7 @@ from trainyard.workspace import dependency_tables, indexes, python_projects, req
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
 from trainyard_jobs.platforms.base import Conversion
-from trainyard_jobs.rehearsal import session
+from trainyard_jobs.rehearsal import session, tuning
 from trainyard_jobs.schema import job_file
 
 JOBS: dict[str, list[Any]] = {
@@ -130,7 +130,7 @@ def test_a_job_is_rehearsed_or_refused_in_one_line_whatever_a_value_is(name: str
             job = job_file._job_file(Path("job.yaml"), documents)
             platform = platforms.of_job_file(job)
             with files.explain_invalid_fields(job):
-                study = platform.study(job)
+                study = tuning.study_of(job)
                 session.plan(platform.rehearse(job, session.placeholder_trial(study)))
         except UserError as error:
             assert "\n" not in str(error), what

@@ -796,7 +796,6 @@ def test_the_nodes_of_a_sky_pilot_task_form_a_group(write: Write, tmp_path: Path
         (vertex("cpu", "--tune", "lr=0.01:0.1"), 1),
         (vertex("xla", "--accelerator", "v5litepod-16"), 4),
         (vertex("xla", "--accelerator", "v3-32"), 4),
-        (old("--workers", "2"), 2),
         (gke("xla", "--accelerator", "v5litepod-16", "--slices", "2"), 8),
         (gke("gpu", "--accelerator", "8xA100", "--workers", "2"), 2),
         (gke("gpu", "--accelerator", "8xA100", "--workers", "2", "--spot"), 2),

@@ -9,7 +9,6 @@ import pytest
 from trainers.common.log import HyperTune
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard_jobs import platforms
 from trainyard_jobs.rehearsal import tuning
 from trainyard_jobs.rehearsal.tuning import Search, Study
 from trainyard_jobs.schema import job_file
@@ -27,9 +26,7 @@ PARAMETERS = """
 
 
 def study_of(path: Path) -> Study | None:
-    """The study of a job file, by its platform."""
-    job = job_file.load(path)
-    return platforms.of_job_file(job).study(job)
+    return tuning.study_of(job_file.load(path))
 
 
 def study(folder: Path, algorithm: str = "", parameters: str = PARAMETERS, more: str = "") -> Study:

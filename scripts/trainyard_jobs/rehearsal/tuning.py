@@ -84,12 +84,14 @@ class Study:
     best_of_trial: bool = False
 
 
-def study_of(job: JobFile) -> Study:
-    """The study of a HyperparameterTuningJob.
+def study_of(job: JobFile) -> Study | None:
+    """Return the study of a HyperparameterTuningJob; None for other jobs.
 
     Raises:
         UserError: it is invalid; the message gives the line.
     """
+    if job.kind != "hyperparameter-tuning-job":
+        return None
     where: Location = ("studySpec",)
     document = job.documents[0]
     spec = document.get("studySpec") or {}

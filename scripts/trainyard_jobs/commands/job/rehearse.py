@@ -81,7 +81,7 @@ def command(
     from trainyard.common.errors import StepFailed, UserError
     from trainyard_jobs import platforms
     from trainyard_jobs.check.files import explain_invalid_fields
-    from trainyard_jobs.rehearsal import session
+    from trainyard_jobs.rehearsal import session, tuning
     from trainyard_jobs.schema import job_file
 
     if not file:
@@ -94,7 +94,7 @@ def command(
     job = job_file.load(Path(file).expanduser())
     platform = platforms.of_job_file(job)
     with explain_invalid_fields(job):
-        study = platform.study(job)
+        study = tuning.study_of(job)
         rehearsal = platform.rehearse(job, session.placeholder_trial(study))
     for note in rehearsal.notes:
         console.say(f"rehearse: note: {note}")
