@@ -1,4 +1,4 @@
-"""The command line: ``trainyard COMMAND``, with a module per command, in ``commands`` of this package or a neighbour.
+"""The command line: ``trainyard COMMAND``, with a module per command, in ``commands`` of the two packages.
 
 A command module has a docstring, ``GROUP`` (one of :data:`GROUPS`) and ``command``, a click command. It imports what it
 needs inside its function, so that ``--help`` loads no library. ``get_command`` imports the module of that name. The
@@ -8,23 +8,27 @@ module ``dev/build.py`` is the command ``dev build``, and ``build`` for short, w
 from __future__ import annotations
 
 import copy
+import datetime
 import errno
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from trainyard import __version__
-from trainyard.common import options, registration, settings
+from trainyard.common import options, settings
 from trainyard.common.console import Messages, fail
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError, nearest
+
+if TYPE_CHECKING:
+    from trainyard.common.rule_engine import Rule
 
 #: Group -> its heading in ``trainyard --help``, in this order.
 GROUPS = {
@@ -38,6 +42,9 @@ GROUPS = {
 
 INTERRUPTED = 130
 
+#: Import name of each package of commands, the builder's first -> its folder.
+_FOLDERS = {f"{name}.commands": settings.PACKAGE.parent / name / "commands" for name in ("trainyard", "trainyard_jobs")}
+
 
 class Ended(Exception):
     """Ctrl-C, SIGTERM or a closed pipe ended the command. click itself would print an empty line first."""
@@ -47,7 +54,7 @@ class Ended(Exception):
 def _modules() -> dict[str, str]:
     """Return the name of each command, such as ``image`` or ``job check``, -> its module."""
     modules: dict[str, str] = {}
-    for package, folder in registration.command_folders().items():
+    for package, folder in _FOLDERS.items():
         for path in sorted(folder.rglob("*.py")):
             *groups, stem = path.relative_to(folder).with_suffix("").parts
             module = ".".join([package, *groups, stem]).removesuffix(".__init__")
@@ -65,7 +72,26 @@ def _short_names() -> dict[str, str]:
 
 
 class Commands(click.Group):
-    """The modules of all packages of commands."""
+    """The commands of both packages, and what commands about both need: rules, pages and the age of tables."""
+
+    def rules(self) -> list[Rule[Any]]:
+        """Return the rules for images, then those for jobs."""
+        from trainyard.lint.image import core
+        from trainyard_jobs import platforms
+
+        return [*core.RULES, *platforms.RULES]
+
+    def pages(self) -> dict[Path, tuple[str, dict[str, Any]]]:
+        """Return the path of each generated page about jobs -> name and variables of its template."""
+        from trainyard_jobs.check import pages
+
+        return pages.rendered()
+
+    def outdated(self, day: datetime.date) -> list[str]:
+        """Return a line for each table of machines that was compared with its source too long before a day."""
+        from trainyard_jobs.model import machines
+
+        return machines.outdated(day)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*(name for name in _modules() if " " not in name), *_short_names()])
@@ -137,7 +163,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, given: bool)
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="'trainyard COMMAND --help' describes a command. In a checkout, 'make COMMAND NAME=value' is the same as "
-    "'trainyard COMMAND' with the variable TRAINYARD_NAME.",
+    "'trainyard COMMAND --name value', by the variable TRAINYARD_NAME.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
@@ -189,13 +215,6 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
-def _words_of_make(running: str) -> Callable[[str], str]:
-    """Return what a message is translated by where make called the command ``running``."""
-    from trainyard.common import dialect
-
-    return lambda message: dialect.of_make(message, trainyard.all_commands(), running)
-
-
 def run(arguments: list[str]) -> int:
     """Run a command; its exit status.
 
@@ -208,9 +227,8 @@ def run(arguments: list[str]) -> int:
     given, goals = settings.adopt_make_variables(), settings.make_goals()
     words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
-    translate = str if goals is None else _words_of_make(_short_names().get(name, name))
-    with Messages(translate) as messages:
-        status = _run(arguments, name, given, goals or [], messages)
+    with Messages():
+        status = _run(arguments, name, given, goals)
         try:
             sys.stdout.flush()
         except OSError as error:  # what is left would fail again, in Python's words, when the process ends
@@ -221,7 +239,7 @@ def run(arguments: list[str]) -> int:
         return status
 
 
-def _run(arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages) -> int:
+def _run(arguments: list[str], name: str, given: list[str], goals: list[str]) -> int:
     try:
         _check_make_variables(name, given, goals)
         status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
@@ -233,7 +251,6 @@ def _run(arguments: list[str], name: str, given: list[str], goals: list[str], me
         fail(f"{name}: {error}")
         return 1
     except click.ClickException as error:
-        messages.translate = str  # click names an option, and its variable beside it
         fail(f"{name}: {' '.join(error.format_message().split())}")  # click lists choices on a line each
         return 2
     except (Ended, KeyboardInterrupt, BrokenPipeError, click.Abort) as error:

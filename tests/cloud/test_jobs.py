@@ -380,6 +380,69 @@ def test_kubectl_shows_what_the_server_refuses(write: Write, tmp_path: Path) -> 
     assert 'unknown field "spec.replicatedJob"' in done.stderr
 
 
+_INVALID = """\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: digits
+spec:
+  completionMode: Indexed
+  template:
+    spec:
+      containers: [{name: main, image: gcr.io/p/i}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            _INVALID,
+            [
+                "job.yaml:5: spec.completions: Required value: when completion mode is Indexed",
+                'job.yaml:8: spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"',
+            ],
+        ),
+        (
+            f"{_INVALID}---\n{_INVALID.replace('digits', 'other')}",
+            [
+                "job.yaml:5: spec.completions: Required value: when completion mode is Indexed",
+                "job.yaml:15: spec.completions: Required value: when completion mode is Indexed",
+            ],
+        ),
+        (
+            _INVALID.replace("batch/v1", "leaderworkerset.x-k8s.io/v1").replace("Job", "LeaderWorkerSet"),
+            ["job.yaml:2: the cluster has no LeaderWorkerSet of leaderworkerset.x-k8s.io/v1"],
+        ),
+        (
+            _INVALID.replace("  name: digits", "  generateName: a-")
+            .replace("    spec:", "    spec:\n      restartPolicy: Never")
+            .replace("  completionMode: Indexed\n", ""),
+            [],
+        ),
+    ],
+    ids=["two fields of a job", "two jobs", "no such kind", "a generated name"],
+)
+@pytest.mark.needs("kubectl")
+def test_a_check_asks_the_cluster(
+    text: str,
+    said: list[str],
+    at: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(text, encoding="utf-8")
+    with Kubernetes() as cluster:
+        at(cluster.environment(tmp_path))
+        assert cli.run(["job", "check", "job.yaml", "--offline", "--server", "--json"]) == (1 if said else 0)
+        assert not cluster.objects
+    (file,) = json.loads(capfd.readouterr().out)["files"]
+    found = [one for one in file["findings"] if one["rule"] == "cluster_takes_the_objects"]
+    assert [f"{one['where']}: {one['what']}" for one in found] == said
+
+
 @pytest.mark.needs("gcloud")
 def test_a_tpu_vm_runs_the_image_on_every_worker_and_is_deleted(tmp_path: Path) -> None:
     """The whole script, with the real gcloud, and real ssh into containers instead of workers."""

@@ -86,10 +86,14 @@ class Kubernetes(Server):
 
     def error(self, error: ApiError) -> dict[str, Any]:
         reason = {404: "NotFound", 409: "AlreadyExists", 422: "Invalid"}.get(error.status, "BadRequest")
-        return {
+        found = {
             "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": error.status, "reason": reason,
             "message": str(error),
         }  # fmt: skip
+        if match := re.match(r'(\w+) "([^"]*)" is invalid', str(error)):
+            causes = [{"field": field, "message": words} for field, words in error.violations]
+            found["details"] = {"kind": match[1], "name": match[2], "causes": causes}
+        return found
 
     def routes(self) -> list[Route]:
         space = r"(?:/api/v1|/apis/[\w./-]+?)/namespaces/[\w-]+"
@@ -101,6 +105,7 @@ class Kubernetes(Server):
                     "paths": {_path(one): {"serverRelativeURL": f"/openapi/v3/{_path(one)}"} for one in _RESOURCES}
                 },
             ),
+            ("GET", r"/openapi/v2", lambda **_: ""),  # which knows no kind
             ("GET", rf"/openapi/v3/(?:api/v1|apis/({_GROUPS}))", _openapi),
             ("GET", r"/api", lambda **_: {"kind": "APIVersions", "versions": ["v1"]}),
             ("GET", r"/apis", lambda **_: _groups()),
@@ -118,7 +123,8 @@ class Kubernetes(Server):
         ]
 
     def _create(self, plural: str, *, body: dict[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
-        name = body["metadata"]["name"]
+        metadata = body["metadata"]
+        name = metadata.setdefault("name", f"{metadata.get('generateName')}abcde")
         refuse_invalid(body)
         if (plural, name) in self.objects:
             raise ApiError(409, f'{plural} "{name}" already exists')
@@ -258,11 +264,13 @@ def refuse_invalid(body: Mapping[str, Any]) -> None:
     if kind not in _RESOURCES.get(version, {}).values():
         raise ApiError(400, f'no matches for kind "{kind}" in version "{version}"')
     name = body["metadata"]["name"]
-    for status, message in sorted(_errors(body, kind, version)):
-        if status == 400:
-            group = version.rpartition("/")[2]
-            raise ApiError(400, f'{kind} in version "{group}" cannot be handled as a {kind}: {message}')
-        raise ApiError(422, f'{kind} "{name}" is invalid: {message}')
+    errors = sorted(_errors(body, kind, version))
+    for message in (message for status, message in errors if status == 400):
+        group = version.rpartition("/")[2]
+        raise ApiError(400, f'{kind} in version "{group}" cannot be handled as a {kind}: {message}')
+    if errors:
+        causes = [message.partition(": ")[::2] for _, message in errors]
+        raise ApiError(422, f'{kind} "{name}" is invalid: {errors[0][1]}', causes)
 
 
 def _pods_of(owner: dict[str, Any]) -> int:

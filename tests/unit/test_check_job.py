@@ -18,6 +18,7 @@ from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.platforms import all_rules
+from trainyard_jobs.rehearsal import tuning
 from trainyard_jobs.rules.evidence import Evidence
 from trainyard_jobs.schema import job_file, kubernetes
 
@@ -292,17 +293,14 @@ FAULTS: list[tuple[dict[str, Any], str, Any, str, str]] = [
     (JOB, "spec.completions", 3, "pods_match_slice", "3 completions, 4 at a time"),
     (JOB, f"{R}.containers.0.resources", None, "pods_match_slice", "no container asks for google.com/tpu"),
     (JOB, f"{R}.nodeSelector", None, "pods_match_slice", "without a nodeSelector"),
-    (JOB, f"{R}.containers.0.resources.requests", {"google.com/tpu": 2}, "resources_are_valid",
+    (JOB, f"{R}.containers.0.resources.requests", {"google.com/tpu": 2}, "accelerators_are_limited",
      "2 requested, limit 4"),
     (JOB, "spec.completionMode", None, "pod_groups_can_connect", "without completionMode: Indexed"),
     (JOB, "spec.backoffLimit", None, "pod_groups_can_connect", "backoffLimit is not 0"),
     (JOB, f"{R}.subdomain", None, "pod_groups_can_connect", "no subdomain"),
     (JOB, "spec.parallelism", 1, "pod_groups_can_connect", "1 of 4 pods at a time"),
-    (JOB, f"{R}.restartPolicy", None, "restart_policy_is_allowed", "restartPolicy is Always"),
     (JOB, f"{R}.nodeSelector", {"cloud.google.com/gke-spot": "true"}, "spot_grace_period_fits",
      "a grace period of 30 s"),
-    (JOBSET, "metadata.name", "a" * 58, "jobset_names_are_valid", "at most 63"),
-    (JOB, "metadata.name", "A_b", "object_names_are_valid", "named 'A_b'"),
     (JOB, f"{R}.containers.0.image", "https://a.example/b", "images_are_named", "leave out 'https://'"),
     (JOB, f"{R}.containers.0.image", "us-docker.pkg.dev/p/i", "images_are_named", "is not PROJECT/REPOSITORY/IMAGE"),
     (CUSTOM, f"{P}.0.containerSpec.imageUri", "gcr.io/P/i", "images_are_named", "the repository 'P/i' must be"),
@@ -874,7 +872,7 @@ def test_values_of_any_type_are_rehearsed_or_refused_and_never_tracebacks(name: 
             job = evidence(*first, spoilt).job
             platform = platforms.of_job_file(job)
             with files.explain_invalid_fields(job):
-                platform.study(job)
+                tuning.study_of(job)
                 platform.rehearse(job)
 
 

@@ -189,10 +189,10 @@ def test_make_alone_prints_the_help() -> None:
 
 
 def test_an_unknown_command_names_the_nearest() -> None:
-    for found in (make("imgae"), direct("imgae")):
+    for found, program in ((make("imgae"), ".venv/bin/trainyard"), (direct("imgae"), "trainyard")):
         assert found.returncode == 2
         assert first_line(found.stderr) == (
-            "imgae: no such command (did you mean 'image'?); 'trainyard --help' lists them"
+            f"imgae: no such command (did you mean 'image'?); '{program} --help' lists them"
         )
         assert "Traceback" not in found.stderr
 
@@ -228,7 +228,7 @@ def test_a_misspelt_variable_of_make_names_the_nearest() -> None:
     found = make("verify", "TARGT=tf-cpu")
     assert found.returncode == 2
     assert first_line(found.stderr) == (
-        "verify: no variable TARGT (did you mean 'TARGET'?); 'trainyard verify --help' lists them"
+        "verify: no variable TARGT (did you mean 'TARGET'?); '.venv/bin/trainyard verify --help' lists them"
     )
 
 

@@ -18,11 +18,10 @@ import jsonschema
 import pytest
 import yaml
 
-from trainyard.common import registration
 from trainyard.common.errors import UserError
 from trainyard.spec import model
 from trainyard_jobs import platforms
-from trainyard_jobs.model import machines, request
+from trainyard_jobs.model import machines, options, request
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,7 +67,7 @@ def test_folders_are_completed_for_a_target() -> None:
 
 def test_platforms_are_completed() -> None:
     assert completed("job", "--platform", "v") == ["vertex"]
-    assert list(registration.values("platform")) == sorted(platform.name for platform in platforms.PLATFORMS)
+    assert options.platforms() == sorted(platform.name for platform in platforms.PLATFORMS)
 
 
 def test_accelerators_are_completed() -> None:
@@ -76,7 +75,7 @@ def test_accelerators_are_completed() -> None:
 
 
 def test_every_accelerator_that_is_offered_is_known() -> None:
-    offered = registration.values("accelerator")
+    offered = options.accelerators()
     assert set(machines.slices()) <= set(offered)
     for name in offered:
         gpus, slice_name = request.accelerator(name)

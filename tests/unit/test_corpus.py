@@ -1,6 +1,7 @@
 """Trainyard refuses no valid file of the corpora, and at least 95 % of the invalid ones.
 
-What is valid is said by the tests, examples and schemas that each case links: see :mod:`tests.unit.corpus`.
+Files that only a cluster refuses, by rules of its API server and webhooks, are not in the corpora. What is valid is
+said by the tests, examples and schemas that each case links: see :mod:`tests.unit.corpus`.
 """
 
 from __future__ import annotations

@@ -93,17 +93,6 @@ def test_states_in_order_and_the_last_one_stays(cloud: GoogleCloud) -> None:
     assert log["counts"] == {"node": 3}
 
 
-def test_the_delay_of_a_node_counts_from_the_first_request_for_it() -> None:
-    with GoogleCloud(ready_after=30) as cloud:
-        started = time.monotonic()
-        ask(cloud, "computeMetadata/v1/project/project-id", FLAVOR)
-        assert cloud.ready_at is None
-        assert ask(cloud, NODE, BEARER)[2]["state"] == "CREATING"
-        assert cloud.ready_at is not None and cloud.ready_at >= started + 30
-        cloud.ready_at = time.monotonic()
-        assert ask(cloud, NODE, BEARER)[2]["state"] == "READY"
-
-
 def test_fields_of_v1_and_v2(cloud: GoogleCloud) -> None:
     ask(cloud, NODE, BEARER)
     first = ask(cloud, NODE, BEARER)[2]

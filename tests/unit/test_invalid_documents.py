@@ -17,7 +17,8 @@ from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.workspace import dependency_tables, indexes, python_projects, requirements
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
-from trainyard_jobs.rehearsal import session
+from trainyard_jobs.platforms.base import Conversion
+from trainyard_jobs.rehearsal import session, tuning
 from trainyard_jobs.schema import job_file
 
 JOBS: dict[str, list[Any]] = {
@@ -71,7 +72,7 @@ trialJobSpec:
     )
 ]
 
-JOBS["ai-platform"] = [
+AI_PLATFORM = [
     yaml.safe_load(
         """
 jobId: x
@@ -112,6 +113,16 @@ def mutants(document: Any, values: tuple[Any, ...]) -> Iterator[tuple[str, Any]]
             yield f"{'.'.join(map(str, [*steps, last]))}: {value!r}", found
 
 
+def test_a_job_of_ai_platform_is_converted_or_refused_in_one_line_whatever_a_value_is() -> None:
+    for what, documents in mutants(AI_PLATFORM, (None, "text", 5, ["text"], [None])):
+        try:
+            platforms.by_name("vertex").convert(job_file._job_file(Path("job.yaml"), documents), Conversion())
+        except UserError as error:
+            assert "\n" not in str(error), what
+        except Exception as error:
+            pytest.fail(f"{what}: {error!r}")
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_rehearsed_or_refused_in_one_line_whatever_a_value_is(name: str) -> None:
     for what, documents in mutants(JOBS[name], (None, "text", 5, ["text"], [None])):
@@ -119,7 +130,7 @@ def test_a_job_is_rehearsed_or_refused_in_one_line_whatever_a_value_is(name: str
             job = job_file._job_file(Path("job.yaml"), documents)
             platform = platforms.of_job_file(job)
             with files.explain_invalid_fields(job):
-                study = platform.study(job)
+                study = tuning.study_of(job)
                 session.plan(platform.rehearse(job, session.placeholder_trial(study)))
         except UserError as error:
             assert "\n" not in str(error), what

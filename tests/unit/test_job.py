@@ -796,7 +796,6 @@ def test_the_nodes_of_a_sky_pilot_task_form_a_group(write: Write, tmp_path: Path
         (vertex("cpu", "--tune", "lr=0.01:0.1"), 1),
         (vertex("xla", "--accelerator", "v5litepod-16"), 4),
         (vertex("xla", "--accelerator", "v3-32"), 4),
-        (old("--workers", "2"), 2),
         (gke("xla", "--accelerator", "v5litepod-16", "--slices", "2"), 8),
         (gke("gpu", "--accelerator", "8xA100", "--workers", "2"), 2),
         (gke("gpu", "--accelerator", "8xA100", "--workers", "2", "--spot"), 2),
@@ -847,7 +846,7 @@ def test_what_is_written_can_be_rehearsed(write: Write, arguments: list[str], re
         (gke("cpu", "--name", "Run_1"), "'--name Run_1' is no name of a Kubernetes object: use a-z, 0-9, dashes and"
          " dots, with a letter or digit at both ends of each part, as in run-1"),
         (["--platform", "kubeflow", "cpu", "--name", "a/b"], "as in a-b"),
-        (gke("cpu", "--labels", "Team=-x"), "label 'Team: -x': use letters, digits"),
+        (gke("cpu", "--labels", "Team=-x"), "'--labels': 'Team=-x' is not key=value of letters"),
         (["--platform", "tpu-vm", "xla", "--accelerator", "v4-8", "--labels", "a=B"], "'--labels': 'a=B' is not key"),
         (gke("cpu", "--machine", "z9-mega-99"), "'--machine z9-mega-99' is not in the table of 2026-"),
         (vertex("cpu", "--machine", "a4x-maxgpu-8g"), "or say with '--accelerator' which GPUs it has"),

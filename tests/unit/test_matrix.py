@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainyard import cli
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Severity
 from trainyard.image import dockerfile
@@ -111,7 +112,7 @@ def test_a_target_past_its_end_is_a_warning_a_failure_on_request_and_may_be_waiv
         "waiver of 'supported_until' to images/waivers.yaml"
     )
     monkeypatch.setattr(waivers, "today", lambda: late)
-    assert line in check.warnings()
+    assert line in check.warnings(cli.trainyard)
 
 
 def test_every_version_of_the_catalogue_is_in_the_matrix(write_spec: Callable[[str], str]) -> None:

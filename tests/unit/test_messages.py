@@ -1,9 +1,10 @@
-"""Messages name commands and options as the user types them: as make's where make called, else as trainyard's."""
+"""Messages name commands that the user can type, and options that exist."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import click
 import pytest
 
 from trainyard import cli
-from trainyard.common import dialect, settings
+from trainyard.common import console, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "scripts"
@@ -91,63 +92,81 @@ def test_every_exception_is_needed() -> None:
 QUOTED = re.compile(r"(?<!\w)(?:'((?:trainyard |--)[a-z][^'\n]*)'|`((?:trainyard |--)[a-z][^`\n]*)`)")
 
 
+def exists(text: str) -> bool:
+    """Tell if there is a command, with its options and arguments, or an option of one."""
+    known = click_commands()
+    before, is_command, after = text.partition("trainyard ")
+    words = shlex.split(after or before)
+    if not is_command:
+        return any(words[0] in parameter.opts for command in known.values() for parameter in command.params)
+    name = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0]
+    if name not in known:
+        return False
+    words = words[len(name.split()) :]
+    arguments = [one for one in known[name].params if isinstance(one, click.Argument)]
+    while words:
+        word = words.pop(0)
+        option = next((one for one in known[name].params if word.partition("=")[0] in one.opts), None)
+        if isinstance(option, click.Option):
+            if not option.is_flag and "=" not in word:
+                words.pop(0)
+        elif word.startswith("-") or not arguments:
+            return False
+        elif arguments[0].nargs == 1:
+            arguments.pop(0)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("trainyard lock cpu --upgrade", True),
+        ("TRAINYARD_ARCH=arm64 trainyard image xla", True),
+        ("trainyard dev build cpu --compression gzip", True),
+        ("--workers 4", True),
+        ("trainyard unknown", False),
+        ("trainyard lock cpu more", False),
+        ("trainyard push --unknown", False),
+        ("--unknown 4", False),
+    ],
+)
+def test_commands_and_options_that_do_not_exist_are_found(text: str, known: bool) -> None:
+    assert exists(text) == known
+
+
 def test_messages_name_commands_and_options_that_exist() -> None:
-    """Each command and option in quotes is one that make's words can be found for."""
     seen, wrong = 0, []
     for path in sorted(PACKAGES.rglob("*.py")):
         for line, text in texts(path):
             for quoted in QUOTED.findall(text):
-                named = f"'{''.join(quoted).removesuffix(' --help')}'"
+                named = "".join(quoted).removesuffix(" --help").partition(" -- ")[0]
                 seen += 1
-                # What follows ' -- ' is another program's; make has no such arguments.
-                if " -- " not in named and dialect.of_make(named, click_commands(), "") == named:
+                if not exists(named):
                     wrong.append(f"{path.relative_to(PACKAGES)}:{line}: {named}")
     assert wrong == []
     assert seen > 150
 
 
-TRANSLATED = {
-    "run 'trainyard push' first": "run 'make push' first",
-    "'trainyard push cpu'": "'make push TARGET=cpu'",
-    "'trainyard lock cpu --upgrade'": "'make lock TARGET=cpu UPGRADE=1'",
-    "'trainyard dev build cpu --compression gzip'": "'make build TARGET=cpu COMPRESSION=gzip'",
-    "`trainyard job check job.yaml`": "`make check-job FILE=job.yaml`",
-    "'TRAINYARD_ARCH=arm64 trainyard image xla'": "'make image TARGET=xla ARCH=arm64'",
-    "'trainyard pod --action stop' or 'trainyard list'": "'make pod ACTION=stop' or 'make list'",
-    "run 'sudo trainyard setup' once": "run 'sudo make setup' once",
-    '`trainyard job cpu --name "a b"`': "`make job TARGET=cpu NAME='a b'`",
-    "'trainyard lock cpu --workers=4'": None,
-    "'--workers' or '--workers 4'": "'WORKERS' or 'WORKERS=4'",
-    "'--pin'": "'PIN=1'",
-    "'--mount gs://bucket/a b:/data'": "'MOUNT=gs://bucket/a b:/data'",
-    "set 'TRAINYARD_BASE=<reference>'": "set 'BASE=<reference>'",
-    # What is no command or option of Trainyard.
-    "'trainyard unknown'": None,
-    "'trainyard lock cpu more'": None,
-    "'trainyard push --unknown'": None,
-    "'--unknown 4'": None,
-    "a trainyard of 'x'": None,
-    "isn't --workers 4 or trainyard's": None,
-    "'docker run --gpus all'": None,
-}
+@pytest.mark.parametrize("called", [".venv/bin/trainyard", "../x/.venv/bin/trainyard"])
+def test_where_the_command_was_called_by_its_path_messages_name_it_by_that(
+    called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "run 'trainyard push' or `TRAINYARD_ARCH=arm64 trainyard image` and 'sudo trainyard setup'; a trainyard"
+    monkeypatch.setattr(sys, "argv", [called])
+    with console.Messages():
+        console.say(said)
+    assert capsys.readouterr().err == (
+        f"run '{called} push' or `TRAINYARD_ARCH=arm64 {called} image` and 'sudo {called} setup'; a trainyard\n"
+    )
 
 
-@pytest.mark.parametrize(("text", "of_make"), TRANSLATED.items())
-def test_under_make_messages_have_its_words(text: str, of_make: str | None) -> None:
-    assert dialect.of_make(text, click_commands(), "job") == (of_make or text)
+@pytest.mark.parametrize("called", ["/usr/local/bin/trainyard", "/x/trainyard/__main__.py", "-c", "bin/pytest"])
+def test_elsewhere_it_is_on_the_path(called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    assert settings.program() == "trainyard"
 
 
-def test_an_option_is_most_likely_that_of_the_running_command() -> None:
-    """`--mount` of job is a list of buckets, `--mount` of run is a flag."""
-    assert dialect.of_make("'--mount'", click_commands(), "run") == "'MOUNT=1'"
-    assert dialect.of_make("'--mount'", click_commands(), "job") == "'MOUNT'"
-
-
-def test_who_calls_decides_the_words_of_a_message() -> None:
-    def said(*words: str) -> str:
-        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stderr.splitlines()[0]
-
-    wrong = "is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)"
-    called = said(sys.executable, "-m", "trainyard", "job", "cpu", "--platform", "vertex", "--disk", "large")
-    assert called == f"job: '--disk large' {wrong}"
-    assert said("make", "job", "TARGET=cpu", "PLATFORM=vertex", "DISK=large") == f"job: 'DISK=large' {wrong}"
+def test_make_has_the_messages_of_the_command_that_it_calls() -> None:
+    words = ["make", "job", "TARGET=cpu", "PLATFORM=vertex", "DISK=large"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stderr.splitlines()[0]
+    assert said == ("job: '--disk large' is neither a size in GB (200) nor a type and a size (hyperdisk-balanced:200)")

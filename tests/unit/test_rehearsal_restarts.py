@@ -33,7 +33,7 @@ def after(
     return policy.after(End(replica, status, cause, restarts, job_restarts, given)).action
 
 
-# --- Vertex AI, AI Platform ------------------------------------------------------------------------------------
+# --- Vertex AI ------------------------------------------------------------------------------------
 
 VERTEX = TrainingService(primary=("chief",))
 
@@ -94,15 +94,6 @@ def test_scheduling_decides_whether_a_job_is_retried_or_restarted(
     pool = "{replicaCount: 1, machineSpec: {machineType: n1-standard-4}, containerSpec: {imageUri: i}}"
     found = rehearsal_of(tmp_path, f"workerPoolSpecs: [{pool}, {pool}]\nscheduling: {scheduling}")
     assert after(found.policy, WORKER, 143, "preempted", restarts) == action
-
-
-def test_ai_platform_does_not_retry_the_whole_job(tmp_path: Path) -> None:
-    found = rehearsal_of(tmp_path, "trainingInput: {scaleTier: CUSTOM, masterType: m, masterConfig: {imageUri: i}}")
-    (master,) = found.replicas
-    assert after(found.policy, master, 137, "killed", others={}) == "restart"
-    assert after(found.policy, master, 137, "killed", restarts=5, others={}) == "failed"
-    assert after(found.policy, master, 1, others={}) == "failed"
-    assert after(found.policy, master, 0, others={}) == "succeeded"
 
 
 # --- Kubernetes ------------------------------------------------------------------------------------------------

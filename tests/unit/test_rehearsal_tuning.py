@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 from trainers.common.log import HyperTune
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard_jobs import platforms
-from trainyard_jobs.check import files
 from trainyard_jobs.rehearsal import tuning
 from trainyard_jobs.rehearsal.tuning import Search, Study
 from trainyard_jobs.schema import job_file
@@ -29,9 +26,7 @@ PARAMETERS = """
 
 
 def study_of(path: Path) -> Study | None:
-    """The study of a job file, by its platform."""
-    job = job_file.load(path)
-    return platforms.of_job_file(job).study(job)
+    return tuning.study_of(job_file.load(path))
 
 
 def study(folder: Path, algorithm: str = "", parameters: str = PARAMETERS, more: str = "") -> Study:
@@ -119,32 +114,6 @@ def test_measurements_of_the_trainers_are_read(tmp_path: Path, monkeypatch: pyte
         tuning.measurements(path.read_text(), "acuracy")
     with pytest.raises(StepFailed, match="did not report"):
         tuning.measurements("", "accuracy")
-
-
-def test_ai_platforms_hyperparameters_are_a_study_too(tmp_path: Path) -> None:
-    hyperparameters = {
-        "goal": "MINIMIZE",
-        "hyperparameterMetricTag": "loss",
-        "maxTrials": 3,
-        "params": [
-            {"parameterName": "lr", "type": "DOUBLE", "minValue": 0.1, "maxValue": 1, "scaleType": "UNIT_LOG_SCALE"},
-            {"parameterName": "n", "type": "DISCRETE", "discreteValues": [1, 2]},
-        ],
-    }
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps({"trainingInput": {"hyperparameters": hyperparameters}}), encoding="utf-8")
-    found = study_of(path)
-    assert found and (found.metric, found.maximize, found.trials) == ("loss", False, 3)
-    assert Search(found).ask().parameters["n"] in ("1", "2")
-
-
-def test_an_infinite_number_of_ai_platforms_hyperparameters_is_named_with_its_line() -> None:
-    parameter = "{parameterName: units, type: INTEGER, minValue: 0, maxValue: .inf}"
-    text = f"trainingInput:\n  hyperparameters:\n    params:\n    - {parameter}\n"
-    job = job_file.parse(text, Path("job.yaml"))
-    named = r"^job\.yaml:4: trainingInput\.hyperparameters\.params\.0\.maxValue: "
-    with pytest.raises(UserError, match=named), files.explain_invalid_fields(job):
-        platforms.of_job_file(job).study(job)
 
 
 def test_jobs_without_a_study_have_none(tmp_path: Path) -> None:

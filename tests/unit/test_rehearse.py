@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -68,8 +67,7 @@ def test_dry_run_prints_what_each_replica_would_get(trainyard: Command, job: str
     ("arguments", "words"),
     [
         (["--preempt=worker-9"], "no replica 'worker-9'; replicas: chief"),
-        (["--tpu-delay=30"], "'--tpu-delay 30': Vertex AI CustomJob 'job' has no TPU node to wait for"),
-        (["--tpu-delay=soon"], "'--tpu-delay' (env var: 'TRAINYARD_TPU_DELAY'): 'soon' is not a valid number"),
+        (["--timeout=soon"], "'--timeout' (env var: 'TRAINYARD_TIMEOUT'): 'soon' is not a valid number"),
         (["--kill=the chief"], "'--kill the chief': write REPLICA or REPLICA@WHEN"),
         (["--preempt=@step2"], "'--preempt @step2': write REPLICA or REPLICA@WHEN"),
         (["--memory=lots"], "'--memory lots': expected a size such as 900m or 2g"),
@@ -89,7 +87,7 @@ def test_a_job_file_must_be_given_and_exist(trainyard: Command, job: str) -> Non
 
 
 def test_variables_are_options_too(trainyard: Command, job: str) -> None:
-    assert trainyard("rehearse", FILE=job, DRY_RUN="1", TPU_DELAY="", MEMORY="")[0] == 0
+    assert trainyard("rehearse", FILE=job, DRY_RUN="1", CPUS="", MEMORY="")[0] == 0
 
 
 @pytest.mark.parametrize(("text", "size"), [("900m", 900 << 20), ("2g", 2 << 30), ("1.5GiB", 3 << 29), ("0", 0)])
@@ -390,19 +388,6 @@ def test_each_host_sees_its_own_attributes() -> None:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.read() == b"3"
-
-
-def test_a_node_is_creating_until_its_delay_has_passed() -> None:
-    def state() -> str:
-        path = f"v2/projects/{cloud.project}/locations/{cloud.zone}/nodes/{cloud.node}"
-        request = urllib.request.Request(f"{cloud.url}/{path}", headers={"Authorization": f"Bearer {cloud.token}"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return str(json.load(answer)["state"])
-
-    with GoogleCloud(ready_after=30) as cloud:
-        assert state() == "CREATING"
-        cloud.ready_at = time.monotonic()
-        assert state() == "READY"
 
 
 # --- what is shown and reported --------------------------------------------------------------------------------

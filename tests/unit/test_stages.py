@@ -20,8 +20,7 @@ import pytest
 from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
-from trainyard.common import console, stages
-from trainyard.image import build, plan, smoke_test
+from trainyard.image import build, smoke_test
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -384,12 +383,3 @@ def test_the_list_of_targets_fits_20_lines_at_80_columns(built: bool, trainyard:
     assert len(found) <= 20 and all(len(line) <= 80 for line in found)
     assert {line.split()[0] for line in found[1:]} == set(model.targets()) | {"gpu-2.7"}
     assert ("2.21.0-20261125-76c90026" in found[1]) is built
-
-
-def test_what_other_programs_print_is_not_put_into_makes_words(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log may have thousands of lines, and each translation looks at all commands."""
-    with console.Messages(lambda text: f"<{text}>"):
-        console.be_verbose()
-        stages.now("now")
-        console.say("said")
-    assert capsys.readouterr().err == "now\n<said>\n"

@@ -21,7 +21,12 @@ GROUP = "build"
 )
 @click.argument("good", envvar=f"{PREFIX}GOOD", required=False)
 @click.argument("bad", envvar=f"{PREFIX}BAD", required=False)
-@options.option("--target", metavar="TARGET", help="Image that is tried; by default that of the current folder.")
+@options.option(
+    "--target",
+    metavar="TARGET",
+    shell_complete=options.targets,
+    help="Image that is tried; by default that of the current folder.",
+)
 @options.option(
     "--command", metavar="COMMAND", callback=options.words, help="Command that fails in a bad image. Default: smoke's."
 )

@@ -26,7 +26,12 @@ GROUP = "workspace"
     envvar=f"{settings.PREFIX}FOLDER",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@options.option("--target", metavar="NAME", help="Target to extend. Default: the one that the code needs.")
+@options.option(
+    "--target",
+    metavar="NAME",
+    shell_complete=options.targets,
+    help="Target to extend. Default: the one that the code needs.",
+)
 @options.option("--name", metavar="NAME", help="Name of the image. Default: the project's, or else the folder's.")
 @options.option("--run", metavar="COMMAND", help="Command that trains. Default: the most likely one.")
 @options.flag("--yes", help="Ask nothing: take what was found.")

@@ -1,1 +1,1 @@
-"""Share messages, settings, options, the rule engine and registration among all rooms."""
+"""Share messages, settings, options and the rule engine among all rooms."""

@@ -8,12 +8,13 @@ shows it while a command runs.
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainyard.common import registration, settings
+from trainyard.common import settings
 from trainyard.common.errors import visible
 from trainyard.common.stages import NOW
 
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 #: The loggers of all packages outside the images.
-_LOGGERS = [logging.getLogger(name) for name in ("trainyard", *registration.NEIGHBOURS)]
+_LOGGERS = [logging.getLogger(name) for name in ("trainyard", "trainyard_jobs")]
+
+#: A command in quotes, after sudo or variables for it.
+_COMMAND = re.compile(rf"(?<!\w)(['`](?:sudo |{settings.PREFIX}[A-Z_]+=\S* )*)trainyard (?=[a-z-])")
 
 #: Styles of rich for the lines of a level.
 _STYLES = {logging.WARNING: "bold yellow", logging.ERROR: "bold red"}
@@ -77,13 +81,11 @@ class Messages(logging.Handler):
 
     The records of :mod:`trainyard.common.stages` begin and end a line that moves, on a terminal.
 
-    Args:
-        translate: returns a message in the words that the user knows commands by.
+    Commands that a message names in quotes are those that the user can type.
     """
 
-    def __init__(self, translate: Callable[[str], str] = str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.translate = translate
         self._moving: Progress | None = None
 
     def __enter__(self) -> Messages:
@@ -102,7 +104,8 @@ class Messages(logging.Handler):
         """Print a record, a warning or an error in one line, or begin, change or end the moving line."""
         text = visible(record.getMessage()).replace("\n", "\\n" if record.levelno >= logging.WARNING else "\n")
         if record.levelno > NOW:
-            text = self.translate(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
+            text = f"WARNING: {text}" if record.levelno == logging.WARNING else text
+            text = _COMMAND.sub(rf"\1{settings.program()} ", text)
         moving = getattr(record, "moving", None)
         if moving is not None and _moves():
             if self._moving:

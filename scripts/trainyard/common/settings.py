@@ -97,10 +97,16 @@ def adopt_make_variables() -> list[str]:
     return names
 
 
-def make_goals() -> list[str] | None:
-    """Return the goals of make's command line, as in ``make login push REGISTRY=...``; None if make does not call."""
-    goals = os.environ.pop(f"{PREFIX}MAKE_GOALS", None)
-    return None if goals is None else goals.split()
+def make_goals() -> list[str]:
+    """Return the goals of make's command line, as in ``make login push REGISTRY=...``."""
+    return os.environ.pop(f"{PREFIX}MAKE_GOALS", "").split()
+
+
+def program() -> str:
+    """Return the command as the user can type it: by its path where it was called by one, as make does."""
+    called = sys.argv[0]
+    by_path = called.endswith("/trainyard") and not called.startswith("/")  # a shell makes a name of PATH absolute
+    return called if by_path else "trainyard"
 
 
 def state_folder() -> Path:

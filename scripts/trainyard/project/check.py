@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.common.installation import checkout
-from trainyard.common.registration import neighbours
 from trainyard.lint import waivers
 from trainyard.project import generated
 from trainyard.release import audit, pipelines, sources
@@ -154,10 +153,10 @@ def _run(root: Path, command: list[str]) -> list[str]:
     return (found.stdout.splitlines() or [f"exited with {found.returncode}"]) if found.returncode else []
 
 
-def warnings() -> list[str]:
+def warnings(commands: Any) -> list[str]:
     """Return what to look at without being wrong: it depends on the date, so that no check may fail because of it."""
     today = waivers.today()
-    return [*past(today), *(line for neighbour in neighbours() for line in neighbour.outdated(today))]
+    return [*past(today), *commands.outdated(today)]
 
 
 def past(today: datetime.date) -> list[str]:

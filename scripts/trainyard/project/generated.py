@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from trainyard.common import templates
-from trainyard.common.registration import neighbours
 from trainyard.common.settings import ROOT
 from trainyard.image import catalog_page, dockerfile, gpu_page
 from trainyard.release import pipelines
@@ -42,9 +41,8 @@ def rendered(commands: Any, only: Spec | None = None) -> dict[Path, str]:
         **catalog_page.rendered(specs),
         **gpu_page.rendered(specs),
         REFERENCE: _reference(commands),
+        **commands.pages(),
     }
-    for neighbour in neighbours():
-        pages |= neighbour.pages()
     for spec in examples():
         found |= dockerfile.rendered(spec)
     made = templates.environment()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from trainyard.common import rule_engine
 from trainyard.common.docker_engine import Engine
-from trainyard.common.errors import UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.oci.reference import why_unusable
 from trainyard.spec import yaml_source
@@ -22,8 +24,8 @@ from trainyard_jobs.check.placeholders import TemplateError
 from trainyard_jobs.model import image_metadata
 from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
 from trainyard_jobs.platforms import all_rules
-from trainyard_jobs.rules import image, named_images
-from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields, validate
+from trainyard_jobs.rules import dry_run, fields, image, named_images
+from trainyard_jobs.rules.evidence import Answer, Evidence, drop_invalid_fields, validate
 from trainyard_jobs.schema import job_file
 from trainyard_jobs.schema.job_file import JobFile
 
@@ -33,6 +35,10 @@ Unsigned = Callable[[str], str]
 #: Ends of the names of files that may be jobs.
 SUFFIXES = (".yaml", ".yml", ".json")
 
+#: Seconds for each of kubectl's requests: the API server leaves a webhook at most 30
+#: (https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#timeouts).
+_PATIENCE = 60
+
 
 def check_file(
     path: Path,
@@ -41,6 +47,7 @@ def check_file(
     offline: bool = False,
     unsigned: Unsigned | None = None,
     engine: Engine | None = None,
+    server: bool = False,
 ) -> tuple[JobFile, list[Finding]]:
     """A job file, and everything in it that breaks a rule of its platform.
 
@@ -49,7 +56,9 @@ def check_file(
         offline: do not look up the images that it names.
         unsigned: why an image has no valid signature; None if none is demanded.
         engine: that may have the images; None: they are looked up at their registries alone.
+        server: ask the cluster of kubectl's context about Kubernetes objects.
     Raises:
+        StepFailed: no cluster answers.
         TemplateError: something is to be filled in.
         UserError: the file cannot be read, or is not a job.
     """
@@ -67,7 +76,32 @@ def check_file(
     if unsigned:
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
         found = {one: why for one in named if (why := unsigned(one))}
-    return job, all_rules.check(Evidence(job, region, images, missing, found))
+    answers = ask_cluster(job) if server and job.kind == "gke" else ()
+    return job, all_rules.check(Evidence(job, region, images, missing, found, answers))
+
+
+def ask_cluster(job: JobFile) -> list[Answer]:
+    """Ask the API server of kubectl's context about the objects of a file, in a dry run, which creates nothing.
+
+    Raises:
+        StepFailed: no cluster answers.
+    """
+    # 'apply' takes objects that exist already, 'create' names that are to be generated.
+    generated = any("generateName" in (document.get("metadata") or {}) for document in job.documents)
+    command = ["kubectl", "create" if generated else "apply", "--dry-run=server", "--output=name"]
+    done = subprocess.run(
+        [*command, f"--request-timeout={_PATIENCE}s", f"--filename={job.path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    answers = dry_run.answers(done.stderr)
+    if done.returncode and all(answer.warning for answer in answers):
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        error = re.sub(r"^.*failed to download openapi: |; if you choose to ignore.*", "", (lines or ["no message"])[0])
+        raise StepFailed(f"{relative(job.path)}: kubectl could not ask its cluster: {error.removeprefix('error: ')}")
+    return answers
 
 
 def _look_up(job: JobFile, engine: Engine | None) -> tuple[dict[str, Contents | None], dict[str, str]]:
@@ -133,17 +167,21 @@ def check_files(
     offline: bool = False,
     unsigned: Unsigned | None = None,
     engine: Engine | None = None,
+    server: bool = False,
 ) -> tuple[list[Checked], list[Path]]:
     """Check job files, and those in folders. A file that cannot be read does not stop the others.
 
     Args:
-        region, offline, unsigned, engine: see :func:`check_file`.
+        region, offline, unsigned, engine, server: see :func:`check_file`.
     Returns:
         A result for each job and each file that cannot be read; the files of folders that are not jobs.
     Raises:
+        StepFailed: no cluster answers.
         UserError: a folder has no job.
     """
-    check = functools.partial(check_file, region=region, offline=offline, unsigned=unsigned, engine=engine)
+    check = functools.partial(
+        check_file, region=region, offline=offline, unsigned=unsigned, engine=engine, server=server
+    )
     results: list[Checked] = []
     skipped: list[Path] = []
     for path in paths:
@@ -206,7 +244,10 @@ def explain_invalid_fields(job: JobFile) -> Iterator[None]:
                 what = f"{'.'.join(map(str, error.location))}: {error.what}"
                 check = f"'trainyard job check {job.path}' lists every mistake"
                 raise job.error(error.location, f"{what}; {check}", number) from None
-        for finding in all_rules.check(Evidence(job)):  # such as an empty entry in a list
+            for location, value in fields.walk(document):
+                if value is None and isinstance(location[-1], int):  # which the API server reads as an empty one
+                    raise job.error(location, f"{'.'.join(map(str, location))}: an empty entry", number) from None
+        for finding in all_rules.check(Evidence(job)):
             if finding.fails and finding.rule != "images_can_be_pulled":  # such a job can be rehearsed
                 raise UserError(f"{finding.where}: {finding.what}") from None
         raise

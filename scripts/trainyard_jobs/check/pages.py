@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
-from trainyard.common.registration import Pages
 from trainyard.common.settings import ROOT
 from trainyard_jobs import platforms
 from trainyard_jobs.model import machines
@@ -28,7 +29,7 @@ def _linked(source: str) -> str:
     return re.sub(r"https://[^\s;,)\"']+", lambda match: f"<{match[0]}>", source).replace("|", r"\|")
 
 
-def rendered() -> Pages:
+def rendered() -> dict[Path, tuple[str, dict[str, Any]]]:
     """Return the path of each page -> name and variables of its template."""
     known = machines.table()
     tables = {

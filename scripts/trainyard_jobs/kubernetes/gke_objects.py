@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 from trainyard.common.errors import UserError
+from trainyard.spec.yaml_source import LONGEST_NUMBER
 from trainyard_jobs.model import machines
 from trainyard_jobs.model.machines import UNKNOWN_HOSTS, Hosts
 
@@ -65,6 +67,13 @@ SPOT_GRACE = 15
 #: Most characters of a name that we give: pods append indexes and a random ending to it, and a label has at most 63.
 _MAX_NAME = 40
 
+#: A name of most objects (https://kubernetes.io/docs/concepts/overview/working-with-objects/names).
+NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+#: Units of quantities, as powers of 10 and of 1024.
+_POWERS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+
 
 def is_for_gke(documents: Sequence[Mapping[str, object]]) -> bool:
     """Return whether objects name what only GKE has: its labels, annotations, drivers and TPUs."""
@@ -113,3 +122,21 @@ def object_name(name: str) -> str:
     if not found[0].isalpha():
         found = f"job-{found}"
     return found[:_MAX_NAME].rstrip("-")
+
+
+def quantity(value: object) -> Fraction | None:
+    """Read a resource quantity, such as ``500m``, ``64Gi`` or ``8``; None if it is none.
+
+    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity
+    """
+    match = re.fullmatch(
+        r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,3}|)", str(value)
+    )  # fmt: skip
+    if not match or isinstance(value, bool) or len(match[0]) > LONGEST_NUMBER:
+        return None
+    number, suffix = Fraction(match[1].rstrip(".") if match[1].rstrip(".") else "0"), match[2]
+    if suffix in _BINARY:
+        return number * int(1024 ** _BINARY[suffix])
+    if suffix in _POWERS:
+        return number * Fraction(10) ** _POWERS[suffix]
+    return number * Fraction(10) ** int(suffix[1:])

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard_jobs.kubernetes import kubernetes_names
-from trainyard_jobs.kubernetes.gke_objects import JOBSET_VERSION
+from trainyard_jobs.kubernetes.gke_objects import JOBSET_VERSION, quantity
 from trainyard_jobs.schema.kubernetes import TRAIN_JOB_VERSION
 from trainyard_jobs.schema.kubernetes_defaults import mapping, sequence
 
@@ -204,7 +203,7 @@ def gpus(resources: Document) -> int:
     """The number of GPUs: of any resource with "gpu" in its name, of the requests first."""
     for kind in ("requests", "limits"):
         for name, value in mapping(resources, kind).items():
-            if "gpu" in str(name).lower() and (amount := kubernetes_names.quantity(value)):
+            if "gpu" in str(name).lower() and (amount := quantity(value)):
                 return math.ceil(amount)
     return 0
 
@@ -221,8 +220,8 @@ def processes_per_node(trainer: Document, container: Document) -> str:
     resources = mapping(trainer.get("resourcesPerNode", container.get("resources")))
     if gpus(resources):
         return "auto"
-    requested = kubernetes_names.quantity(mapping(resources, "requests").get("cpu"))
-    limit = kubernetes_names.quantity(mapping(resources, "limits").get("cpu"))
+    requested = quantity(mapping(resources, "requests").get("cpu"))
+    limit = quantity(mapping(resources, "limits").get("cpu"))
     return str(max(1, math.ceil(requested or limit or 0)))
 
 

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainyard.common.errors import UserError
@@ -99,12 +100,28 @@ def labels(text: str) -> tuple[tuple[str, str], ...]:
     return pairs(map(str.strip, text.split(",")), "--labels", key="(?s).+", form="key=value")
 
 
-def check_labels(pairs: Iterable[tuple[str, str]]) -> None:
-    """Check labels of Google Cloud: https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements."""
+#: Forms of a key and of a value, in words: of labels of Google Cloud
+#: (https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements), and of Kubernetes
+#: (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
+_WORD = r"(?=.{1,63}$)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_GOOGLE_LABEL = r"[a-z][a-z0-9_-]{0,62}", r"[a-z0-9_-]{0,63}", "lowercase letters, digits, - and _"
+_KUBERNETES_LABEL = (
+    rf"([a-z0-9][-a-z0-9.]*/)?{_WORD}",
+    rf"({_WORD})?",
+    "letters, digits, -, _ and ., with a letter or digit at both ends",
+)
+
+
+def check_labels(pairs: Iterable[tuple[str, str]], *, kubernetes: bool = False) -> None:
+    """Check that Google Cloud, or Kubernetes, takes labels.
+
+    Raises:
+        UserError: it does not.
+    """
+    key_form, value_form, words = _KUBERNETES_LABEL if kubernetes else _GOOGLE_LABEL
     for key, value in pairs:
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
-            form = "key=value of lowercase letters, digits, - and _, at most 63 of each"
-            raise UserError(f"'--labels': '{key}={value}' is not {form}")
+        if not re.fullmatch(key_form, key) or not re.fullmatch(value_form, value):
+            raise UserError(f"'--labels': '{key}={value}' is not key=value of {words}, at most 63 of each")
 
 
 def folder(text: str) -> str:
@@ -208,6 +225,7 @@ class Option:
         more: what docs/jobs.md says besides.
         everywhere: all platforms have it; if not, ``options`` of those that have it contains its name.
         repeated: it may be given several times; ``parse`` takes all values.
+        values: returns what the shell completes.
     """
 
     name: str
@@ -220,6 +238,7 @@ class Option:
     more: str = ""
     everywhere: bool = True
     repeated: bool = False
+    values: Callable[[], Iterable[str]] | None = None
 
     @property
     def variable(self) -> str:
@@ -264,6 +283,26 @@ def _named(option: str, form: str, words: str) -> Callable[[str], str]:
     return parse
 
 
+def platforms() -> list[str]:
+    """Return the names of the platforms, which are those of their folders, with dashes."""
+    folder = Path(__file__).parents[1] / "platforms"
+    return sorted(path.parent.name.replace("_", "-") for path in folder.glob("*/write.py"))
+
+
+def accelerators() -> list[str]:
+    """Return TPU slices and GPUs of machines.yaml, without its model, which takes half a second to import."""
+    import yaml
+
+    text = Path(__file__).with_name("machines.yaml").read_text(encoding="utf-8")
+    table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    slices = [
+        f"{tpu['prefix']}-{math.prod(map(int, topology.split('x'))) * (2 if tpu['counts'] == 'cores' else 1)}"
+        for tpu in table["tpus"].values()
+        for topology in tpu["slices"]
+    ]
+    return [*dict.fromkeys(slices), *(name.removeprefix("NVIDIA_").removeprefix("TESLA_") for name in table["gpus"])]
+
+
 #: Every option that says what to write, in the order of ``--help``.
 ROWS: tuple[Option, ...] = (
     Option("trainer", "Trainer of the image. Default: the image's.", "NAME"),
@@ -283,7 +322,13 @@ ROWS: tuple[Option, ...] = (
         kind="flag",
         more="[preflight.md](preflight.md).",
     ),
-    Option("accelerator", "GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...", "NAME", more="The tables below."),
+    Option(
+        "accelerator",
+        "GPUs or a TPU slice: T4, 2xNVIDIA_L4, v5litepod-16, ...",
+        "NAME",
+        more="The tables below.",
+        values=accelerators,
+    ),
     _everywhere(
         "machine",
         "Machine type. Default: one that fits the accelerator.",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from trainyard.common.errors import UserError, nearest
-from trainyard_jobs.kubernetes import kubernetes_names
-from trainyard_jobs.kubernetes.gke_objects import object_name
+from trainyard_jobs.kubernetes.gke_objects import NAME, object_name
 from trainyard_jobs.model.options import ROWS, check_labels
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms.ai_platform.write import AiPlatform
@@ -66,10 +65,10 @@ def check_options(platform: Platform, request: Request, name: str | None = None)
     Raises:
         UserError: it lacks one, and the message names the platforms that have it; or it does not take a value.
     """
-    if not platform.in_kubernetes:  # where the job is checked with its labels
-        check_labels(request.labels)
-    elif name and (wrong := kubernetes_names.dns_1123_subdomain(name)):
-        raise UserError(f"'--name {name}' is no name of a Kubernetes object: {wrong}, as in {object_name(name)}")
+    check_labels(request.labels, kubernetes=platform.in_kubernetes)
+    if platform.in_kubernetes and name and not NAME.fullmatch(name):
+        form = "use a-z, 0-9, dashes and dots, with a letter or digit at both ends of each part"
+        raise UserError(f"'--name {name}' is no name of a Kubernetes object: {form}, as in {object_name(name)}")
     if not (platform.name == "ai-platform" and request.tpu):  # its TPUs were separate from the image's machine
         check_device(request, platform, PLATFORMS)
     for row in ROWS:

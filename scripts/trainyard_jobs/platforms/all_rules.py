@@ -5,19 +5,20 @@ from __future__ import annotations
 from trainyard.common.rule_engine import Finding, Rule, rules_in
 from trainyard_jobs.platforms.ai_platform import rules as ai_platform
 from trainyard_jobs.platforms.gke import rules as gke
+from trainyard_jobs.platforms.kubeflow import rules as kubeflow
 from trainyard_jobs.platforms.vertex import accelerators, tuning_rules
 from trainyard_jobs.platforms.vertex import rules as vertex
-from trainyard_jobs.rules import fields, image, jobset, kubernetes_job, kubernetes_pod, kubernetes_values, train_job
+from trainyard_jobs.rules import dry_run, fields, image
 from trainyard_jobs.rules.evidence import Evidence, drop_invalid_fields
 
 #: Rules about the file as it was written.
 SCHEMA_RULES: tuple[Rule[Evidence], ...] = rules_in(fields)
 
-_VERTEX = (vertex, accelerators, tuning_rules)
-_KUBERNETES = (kubernetes_job, kubernetes_pod, kubernetes_values, jobset, train_job, gke)
 
 #: Every rule, in the order in which they report.
-RULES: tuple[Rule[Evidence], ...] = SCHEMA_RULES + rules_in(*_VERTEX, ai_platform, *_KUBERNETES, image)
+RULES: tuple[Rule[Evidence], ...] = SCHEMA_RULES + rules_in(
+    vertex, accelerators, tuning_rules, ai_platform, dry_run, gke, kubeflow, image
+)
 
 
 def check(evidence: Evidence) -> list[Finding]:

@@ -14,7 +14,6 @@ from typing import ClassVar
 from trainyard.common.errors import UserError
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
-from trainyard_jobs.rehearsal.tuning import Study
 from trainyard_jobs.schema.job_file import JobFile, Kind
 
 
@@ -105,14 +104,6 @@ class Platform(ABC):
             StepFailed: the job was refused, or it failed.
         """
         raise self._unsupported("jobs cannot be submitted to it")
-
-    def study(self, job: JobFile) -> Study | None:
-        """The study of a tuning job; None for other jobs.
-
-        Raises:
-            UserError: the study is invalid; the message gives the line.
-        """
-        return None
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         """The containers that a job consists of, and the rules by which the platform restarts them.

@@ -1,4 +1,4 @@
-"""Model a rehearsal: replicas, their TPU node, and the restart policy of their platform.
+"""Model a rehearsal: replicas, and the restart policy of their platform.
 
 Knows no platform and no Docker.
 """
@@ -57,17 +57,6 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class TpuNode:
-    """A TPU node as the Cloud TPU API describes it: AI Platform's `cloud_tpu` worker."""
-
-    name: str
-    accelerator_type: str
-    endpoints: tuple[str, ...]
-    project: str = PROJECT
-    zone: str = ZONE
-
-
-@dataclass(frozen=True)
 class End:
     """The end of a replica.
 
@@ -116,7 +105,6 @@ class Rehearsal:
         name: for the report and the containers' names.
         replicas: by ordinal.
         policy: what happens when one of them ends.
-        node: their TPU node.
         attributes: host name -> attributes on its metadata server (TPU VMs).
         grace: seconds from SIGTERM to SIGKILL when a machine is preempted.
         notes: differences between the rehearsal and the job, for the user.
@@ -127,7 +115,6 @@ class Rehearsal:
     name: str
     replicas: tuple[Replica, ...]
     policy: Policy
-    node: TpuNode | None = None
     attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     grace: float = 30.0
     notes: tuple[str, ...] = ()

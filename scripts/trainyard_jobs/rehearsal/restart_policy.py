@@ -25,7 +25,7 @@ def _described(end: End) -> str:
 
 @dataclass(frozen=True)
 class TrainingService:
-    """Vertex AI and, with ``job_retries=0``, AI Platform.
+    """Vertex AI.
 
     Attributes:
         primary: the replicas whose success is the job's: the chief, or all hosts of a TPU slice

@@ -79,21 +79,13 @@ class RehearsalSandbox(Sandbox):
         image: that the sidecars run in.
         buckets: folder with a folder for each bucket.
         names: buckets to create.
-        tpu_delay: seconds from the first request for the TPU node until it is ready.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        rehearsal: Rehearsal,
-        image: LocalImage,
-        buckets: Path,
-        names: list[str],
-        tpu_delay: float = 0.0,
+        self, engine: Engine, rehearsal: Rehearsal, image: LocalImage, buckets: Path, names: list[str]
     ) -> None:
         super().__init__(engine, "rehearse")
         self._rehearsal, self._image, self._buckets, self._names = rehearsal, image, buckets, names
-        self._tpu_delay = tpu_delay
         self._authority = b""
         self._storage: Container | None = None
         self._begun = time.time() - 1
@@ -144,14 +136,7 @@ class RehearsalSandbox(Sandbox):
         )
 
     def _start_google_cloud(self) -> None:
-        node = self._rehearsal.node
-        arguments = ["--host=0.0.0.0", "--port=80"]
-        if node:
-            arguments += [f"--project={node.project}", f"--zone={node.zone}", f"--node={node.name}"]
-            arguments += [f"--accelerator-type={node.accelerator_type}", f"--ready-after={self._tpu_delay:g}"]
-            arguments += [f"--endpoint={endpoint}" for endpoint in node.endpoints]
-        else:
-            arguments += [f"--project={PROJECT}", f"--zone={ZONE}", "--node="]
+        arguments = ["--host=0.0.0.0", "--port=80", f"--project={PROJECT}", f"--zone={ZONE}", "--node="]
         attributes = json.dumps({host: dict(values) for host, values in self._rehearsal.attributes.items()})
         self._started(
             "Google Cloud",

@@ -46,7 +46,6 @@ class Options:
     output: Path | None = None
     preempt: str = ""
     kill: str = ""
-    tpu_delay: float = 0.0
     timeout: float = 1800.0
     cpus: float = 0.0
     memory: int = 0
@@ -90,10 +89,6 @@ def requested_faults(options: Options, rehearsal: Rehearsal) -> list[Fault]:
     """
     found = faults.parse("preempt", options.preempt, rehearsal.replicas)
     found += faults.parse("kill", options.kill, rehearsal.replicas)
-    if options.tpu_delay and rehearsal.node is None:
-        lack = f"{rehearsal.platform} '{rehearsal.name}' has no TPU node to wait for"
-        why = "only the cloud_tpu workers of AI Platform are created while the job is already running"
-        raise UserError(f"'--tpu-delay {options.tpu_delay:g}': {lack}; {why}")
     return found
 
 
@@ -181,7 +176,7 @@ class _Session:
         )
         image = self.sidecar or self.images[rehearsal.replicas[0].name]
         names = sandbox.buckets_named(self.job.documents)
-        made = sandbox.RehearsalSandbox(self.engine, rehearsal, image, self.buckets, names, options.tpu_delay)
+        made = sandbox.RehearsalSandbox(self.engine, rehearsal, image, self.buckets, names)
         try:
             with made:
                 return Runner(

@@ -84,15 +84,16 @@ class Study:
     best_of_trial: bool = False
 
 
-def study_of(job: JobFile, document: Mapping[str, Any], where: Location) -> Study:
-    """The study of a HyperparameterTuningJob.
+def study_of(job: JobFile) -> Study | None:
+    """Return the study of a HyperparameterTuningJob; None for other jobs.
 
-    Args:
-        document: the tuning job, or what the job of another platform is converted to.
-        where: location of the search in the file.
     Raises:
         UserError: it is invalid; the message gives the line.
     """
+    if job.kind != "hyperparameter-tuning-job":
+        return None
+    where: Location = ("studySpec",)
+    document = job.documents[0]
     spec = document.get("studySpec") or {}
     metrics = spec.get("metrics") or []
     if not metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,23 @@ KINDS: tuple[Kind, ...] = (*GOOGLE, "gke")
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a cluster says of an object in a dry run.
+
+    Attributes:
+        kind, name: of the object; empty if the message does not say.
+        warning: whether it takes the object.
+        unknown: whether it does not know the kind.
+    """
+
+    kind: str
+    name: str
+    message: str
+    warning: bool = False
+    unknown: bool = False
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What the rules for jobs look at.
 
@@ -30,6 +47,7 @@ class Evidence:
         images: reference -> what is in the image; None if unknown.
         missing: reference -> why there is no such image; for an image whose content is unknown, why.
         unsigned: reference -> why the image has no valid signature; None if no signatures are demanded.
+        server: what a cluster answered to a dry run; nothing if none was asked.
     """
 
     job: JobFile
@@ -37,6 +55,7 @@ class Evidence:
     images: Mapping[str, Contents | None] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     unsigned: Mapping[str, str] | None = None
+    server: Sequence[Answer] = ()
 
     @property
     def spec(self) -> dict[str, Any]:

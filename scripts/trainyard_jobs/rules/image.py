@@ -149,8 +149,7 @@ def _device(pool: Pool) -> str:
 def images_are_named(job: Evidence) -> Iterator[Finding]:
     """Every image has the name of one: no scheme, no capitals in its path, a repository at Artifact Registry."""
     for image in named(job):
-        # container_values_are_valid has named a space at an end.
-        if image.reference.strip() == image.reference != "" and (wrong := why_unusable(image.reference)):
+        if image.reference and (wrong := why_unusable(image.reference)):
             yield Finding(image.at, wrong, "the image cannot be pulled, whatever the registry has", "correct the name")
 
 

@@ -1,4 +1,4 @@
-"""The values that a cluster fills into Jobs and JobSets before it validates and runs them.
+"""The values that a cluster fills into Jobs and JobSets before it runs them.
 
 JobSets: Default() of https://github.com/kubernetes-sigs/jobset/blob/08dfbdf/pkg/webhooks/jobset_webhook.go.
 Jobs: https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/batch/v1/defaults.go.
@@ -45,20 +45,15 @@ def entries(value: object, at: Location, *path: str) -> Iterator[tuple[Location,
 
 
 def jobset(document: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a JobSet as its mutating webhook leaves it; the CRD's own defaults are included."""
+    """A copy of a JobSet with the defaults of its mutating webhook and its definition that decide how it runs."""
     found = copy.deepcopy(document)
-    spec = mapping(found, "spec")
-    for one in map(mapping, sequence(spec, "replicatedJobs")):
+    for one in map(mapping, sequence(found, "spec", "replicatedJobs")):
         one.setdefault("replicas", 1)
-        one.setdefault("groupName", "default")
         job = mapping(one, "template", "spec")
         job.setdefault("completionMode", "Indexed")
         pod = mapping(job, "template", "spec")
         if not pod.get("restartPolicy"):
             pod["restartPolicy"] = "OnFailure"
-    for number, rule in enumerate(sequence(spec, "failurePolicy", "rules")):
-        if isinstance(rule, dict) and not rule.get("name"):
-            rule["name"] = f"failurePolicyRule{number}"
     return found
 
 
@@ -80,14 +75,13 @@ def jobs(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the spec of a Job with the API server's defaults."""
+    """A copy of the spec of a Job with those of the API server's defaults that decide how it runs."""
     found = copy.deepcopy(spec)
     if "completions" not in found and "parallelism" not in found:
         found["completions"] = 1
     found.setdefault("parallelism", 1)
     found.setdefault("backoffLimit", MAX_INT32 if "backoffLimitPerIndex" in found else 6)
     found.setdefault("completionMode", "NonIndexed")
-    found.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in found else "TerminatingOrFailed")
     for rule in sequence(found, "podFailurePolicy", "rules"):
         for condition in map(mapping, sequence(rule, "onPodConditions")):
             condition.setdefault("status", "True")

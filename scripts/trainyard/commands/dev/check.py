@@ -27,9 +27,9 @@ def command(ends: bool, as_json: bool) -> None:
     from trainyard.spec import architectures
 
     architectures.use_all()
-    for line in check.warnings():
-        console.warn(line)
     root = click.get_current_context().find_root().command
+    for line in check.warnings(root):
+        console.warn(line)
     failed = check.check(root, ends=ends)
     for findings in failed.values():
         for line in findings:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from trainyard.common import options, settings
@@ -32,7 +34,8 @@ def command(subjects: tuple[str, ...], as_json: bool) -> None:
     from trainyard.common import console
     from trainyard.lint.image import core
 
-    rules = core.select(subjects)
+    root: Any = click.get_current_context().find_root().command
+    rules = core.select(root.rules(), subjects)
     if as_json:
         console.result({"rules": [core.as_dict(one) for one in rules]}, as_json=True)
     else:

@@ -1,4 +1,4 @@
-"""Evaluate the rules for images, and list all rules.
+"""Evaluate the rules for images, and describe rules.
 
 To add a rule, write a function in one of the modules that are imported here; see :mod:`trainyard.common.rule_engine`. A
 new module goes into :data:`RULES`.
@@ -12,7 +12,6 @@ from typing import Any
 
 from trainyard.common import stages
 from trainyard.common.errors import UserError, nearest
-from trainyard.common.registration import neighbours
 from trainyard.common.rule_engine import Finding, Rule, Severity, rules_in
 from trainyard.lint.image import configuration, contents, device_code, filesystem, framework, metadata
 from trainyard.lint.image.evidence import Evidence
@@ -54,18 +53,12 @@ def _waived(finding: Finding, image: Evidence) -> Finding:
     return finding
 
 
-def all_rules() -> list[Rule[Any]]:
-    """Return all rules: those for images, then those that neighbours bring."""
-    return [*RULES, *(rule for neighbour in neighbours() for rule in neighbour.rules())]
-
-
-def select(words: Sequence[str] = ()) -> list[Rule[Any]]:
-    """Return the rules with one of the subjects or ids; all rules if there are none.
+def select(known: Sequence[Rule[Any]], words: Sequence[str] = ()) -> list[Rule[Any]]:
+    """Return those of the known rules with one of the subjects or ids; all of them if there are none.
 
     Raises:
         UserError: a word is neither a subject nor the id of a rule.
     """
-    known = all_rules()
     subjects = list(dict.fromkeys(subject for rule in known for subject in rule.subjects))
     for word in words:
         if word not in (valid := [*subjects, *(rule.id for rule in known)]):

@@ -116,7 +116,6 @@ class GoogleCloud:
         accelerator_type: such as "v3-8".
         attributes: instance attributes of the metadata server, such as "tpu-env".
         host_attributes: host name -> attributes that only this host sees; hosts are distinguished by their address.
-        ready_after: seconds after the first request for the node until which it is CREATING, whatever `states` say.
         node_fields: members that replace those of the node's JSON; None removes one.
         token: the access token.
         faults: kind -> faults, as text, in order.
@@ -136,10 +135,8 @@ class GoogleCloud:
     token: str = "ya29.fake-access-token"
     faults: Mapping[str, Iterable[str]] = field(default_factory=dict)
     host_attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    ready_after: float = 0.0
 
     def __post_init__(self) -> None:
-        self.ready_at: float | None = None
         self.requests: list[dict[str, object]] = []
         self._faults = {kind: [Fault.parse(text) for text in texts] for kind, texts in self.faults.items()}
         self._polls = 0
@@ -297,10 +294,6 @@ class GoogleCloud:
         with self._lock:
             state = self.states[min(self._polls, len(self.states) - 1)]
             self._polls += 1
-            if self.ready_at is None:
-                self.ready_at = time.monotonic() + self.ready_after
-        if time.monotonic() < self.ready_at:
-            state = "CREATING"
         data: dict[str, object] = {"name": name, "acceleratorType": self.accelerator_type}
         if state:
             data["state"] = state
@@ -458,8 +451,6 @@ def main() -> None:
     parser.add_argument("--attribute", dest="attributes", action="append", default=[], metavar="NAME=VALUE",
                         help="instance attribute")  # fmt: skip
     parser.add_argument("--host-attributes", metavar="FILE.json", help="{host name: {attribute: value}}")
-    parser.add_argument("--ready-after", type=float, default=0.0, metavar="SECONDS",
-                        help="the node is CREATING until then, from the first request for it")  # fmt: skip
     parser.add_argument("--fault", dest="faults", action="append", default=[], metavar="KIND=FAULT",
                         help="see the top of this file")  # fmt: skip
     given = vars(parser.parse_args())

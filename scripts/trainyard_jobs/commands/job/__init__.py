@@ -31,6 +31,8 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
             function = options.option(f"--{row.name}", type=choice, help=row.help)(function)
         else:
             about: dict[str, Any] = {"metavar": row.metavar or None, "help": row.help, "multiple": row.repeated}
+            if row.values:
+                about["shell_complete"] = options.one_of(row.values)
             function = options.option(f"--{row.name}", **about)(function)
     return function
 
@@ -54,7 +56,12 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """,
 )
 @options.target
-@options.option("--platform", metavar="NAME", help="Platform that runs the job; the examples show each.")
+@options.option(
+    "--platform",
+    metavar="NAME",
+    shell_complete=options.one_of(job_options.platforms),
+    help="Platform that runs the job; the examples show each.",
+)
 @options.option(
     "--code",
     metavar="FOLDER",

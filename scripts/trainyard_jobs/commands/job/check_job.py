@@ -67,6 +67,7 @@ def _unsigned(
       trainyard job check job.yaml
       trainyard job check job.yaml --region us-central1
       trainyard job check jobs/ other.yaml --offline --json
+      trainyard job check job.yaml --server
       trainyard job check . --offline --sarif >findings.sarif
       trainyard job check job.yaml --require-signed --public-key signing.pub
     """,
@@ -74,6 +75,7 @@ def _unsigned(
 @click.argument("files", metavar="FILE...", nargs=-1, envvar=f"{settings.PREFIX}FILE", type=_Paths())
 @options.option("--region", metavar="REGION", help="Where the jobs are to run; checks what the region has.")
 @options.flag("--offline", help="Do not look up the images, on this host or at a registry.")
+@options.flag("--server", help="Ask the cluster of kubectl's context, too, in a dry run, which creates nothing.")
 @options.flag("--require-signed", help="Demand a valid signature of every image, at its registry.")
 @options.checking
 @options.trust_config
@@ -86,6 +88,7 @@ def command(
     files: tuple[str, ...],
     region: str | None,
     offline: bool,
+    server: bool,
     require_signed: bool,
     public_key: Path | None,
     certificate_identity: str | None,
@@ -100,6 +103,8 @@ def command(
     Each finding says where, what, why, and how to correct it. 'trainyard dev rules' lists the rules. Images are looked
     up on this host and at their registry, without pulling them. For a Slurm script, a SkyPilot task or a script for TPU
     VMs, the command that checks it is printed. A template is not checked: what it leaves to fill in is named.
+
+    What the API server and webhooks of a cluster refuse, beyond fields and types, only a cluster says: with --server.
 
     The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read, or is a
     template.
@@ -118,12 +123,17 @@ def command(
     from trainyard_jobs import platforms
     from trainyard_jobs.check import sarif as sarif_log
     from trainyard_jobs.check.files import check_files
+    from trainyard_jobs.platforms import submission
 
     unsigned = None
+    if server:
+        submission.require_program("kubectl")
     if require_signed:
         unsigned = _unsigned(context, public_key, certificate_identity, certificate_oidc_issuer, offline)
     paths = [Path(file) for file in files]
-    results, skipped = check_files(paths, region=region, offline=offline, unsigned=unsigned, engine=context.engine)
+    results, skipped = check_files(
+        paths, region=region, offline=offline, unsigned=unsigned, engine=context.engine, server=server
+    )
     for one in results:
         _show(one, alone=len(results) == 1)
     templates = [one.path for one in results if one.template]
@@ -151,6 +161,8 @@ def command(
         more = f" (and {len(unreadable) - 1} more)" if len(unreadable) > 1 else ""
         raise UserError(f"{next(iter(unreadable.values()))}{more}")
     checked = [one for one in results if one.job]
+    if server and not any(one.job and one.job.kind == "gke" for one in checked):
+        raise UserError("--server: none of these is a Kubernetes job, which a cluster checks")
     if checked:
         notes = any(one.findings for one in checked)
         subject = relative(checked[0].path) if len(checked) == 1 else f"{len(checked)} jobs"

@@ -25,7 +25,7 @@ _FOLDER = options.Folder(file_okay=False, path_type=Path)
       trainyard job rehearse job.yaml
       trainyard job rehearse job.yaml --buckets ~/buckets --output rehearsal
       trainyard job rehearse job.yaml --preempt worker-1@step20
-      trainyard job rehearse job.yaml --kill master --tpu-delay 30
+      trainyard job rehearse job.yaml --kill chief@30s
       trainyard job rehearse job.yaml --dry-run
     """,
 )
@@ -48,7 +48,6 @@ _FOLDER = options.Folder(file_okay=False, path_type=Path)
     "Default of WHEN: the first step.",
 )
 @options.option("--kill", metavar="REPLICA@WHEN", help="SIGKILL replicas, as in a machine failure.")
-@options.option("--tpu-delay", type=_SECONDS, help="Seconds from the first request for the TPU node until it is ready.")
 @options.option("--timeout", type=_SECONDS, default=1800, help="Seconds after which a job, or a trial, is stopped.")
 @options.option("--cpus", type=_SECONDS, help="CPUs of each replica. Default: an equal share.")
 @options.option("--memory", metavar="SIZE", help="Memory of each replica, such as 2g. Default: an equal share.")
@@ -74,15 +73,15 @@ def command(
 ) -> None:
     """Run the job in FILE on this machine: a container for each replica, with what the platform would set and restart.
 
-    FILE is a CustomJob or HyperparameterTuningJob of Vertex AI, an AI Platform job, or a Job, JobSet or TrainJob of
-    Kubernetes. Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes
-    what else differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
+    FILE is a CustomJob or HyperparameterTuningJob of Vertex AI, or a Job, JobSet or TrainJob of Kubernetes.
+    Accelerators are replaced by the CPU backend of the image's framework; docs/jobs/rehearse.md describes what else
+    differs. The exit status is 0 if the job succeeded by its platform's rules and every fault was injected.
     """
     from trainyard.common import console
     from trainyard.common.errors import StepFailed, UserError
     from trainyard_jobs import platforms
     from trainyard_jobs.check.files import explain_invalid_fields
-    from trainyard_jobs.rehearsal import session
+    from trainyard_jobs.rehearsal import session, tuning
     from trainyard_jobs.schema import job_file
 
     if not file:
@@ -95,7 +94,7 @@ def command(
     job = job_file.load(Path(file).expanduser())
     platform = platforms.of_job_file(job)
     with explain_invalid_fields(job):
-        study = platform.study(job)
+        study = tuning.study_of(job)
         rehearsal = platform.rehearse(job, session.placeholder_trial(study))
     for note in rehearsal.notes:
         console.say(f"rehearse: note: {note}")

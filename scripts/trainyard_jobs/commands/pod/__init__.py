@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from trainyard.common import options
+from trainyard_jobs.model import options as job_options
 
 GROUP = "jobs"
 
@@ -47,7 +48,12 @@ class PodCommand(options.Group):
     help="Do only this part, instead of everything from create to delete.",
 )
 @options.option("--name", help="Name of the TPU VM, and of its queued resource.")
-@options.option("--accelerator", metavar="TYPE", help="TPU slice, such as v5litepod-16.")
+@options.option(
+    "--accelerator",
+    metavar="TYPE",
+    shell_complete=options.one_of(job_options.accelerators),
+    help="TPU slice, such as v5litepod-16.",
+)
 @options.option(
     "--zone",
     metavar="ZONE[,ZONE...]|any",

@@ -15,12 +15,9 @@ from trainyard_jobs.model.machines import AI_PLATFORM_SHUT_DOWN
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
-from trainyard_jobs.platforms.ai_platform import rehearse as rehearsed_ai_platform
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
-from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.schema.job_file import JobFile
-from trainyard_jobs.schema.kubernetes import without_null
 
 #: Value of MACHINE= for the scale tier of one chief and one TPU v2-8.
 BASIC_TPU = "BASIC_TPU"
@@ -177,12 +174,9 @@ class AiPlatform(Platform):
         jobs = ["ai-platform", "jobs"]
         return submission.follow_google_job(name, jobs, where, succeeded="SUCCEEDED", interval=interval)
 
-    def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        old = job.spec.get("hyperparameters")
-        if not old:
-            return None
-        successor = without_null(ai_platform_migration.tuning_job(old, {}, ""))
-        return rehearsed_tuning.study_of(job, successor, (*job.root, "hyperparameters"))
-
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
-        return rehearsed_ai_platform.rehearsal(job, trial)
+        convert = f"trainyard job --from {shlex.quote(str(job.path))} --platform vertex >vertex.yaml"
+        raise UserError(
+            f"{job.path}: AI Platform Training was shut down on {AI_PLATFORM_SHUT_DOWN}: convert the job with "
+            f"'{convert}', and rehearse that"
+        )

@@ -1,8 +1,8 @@
-"""Rules about the nodes of Jobs and JobSets on GKE: TPU slices, GPUs, Spot VMs.
+"""Rules about the nodes of Jobs and JobSets: TPU slices, GPUs, ports of the host, Spot VMs.
 
 Topologies and machine types: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus. How slices are run:
-https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../how-to/tpu-multislice. Nothing of this is refused by
-the API server: what no node can run is found here.
+https://cloud.google.com/kubernetes-engine/docs/how-to/tpus and .../how-to/tpu-multislice. The API server takes all of
+this: what no node can run is found here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from math import prod
 from trainyard.common.rule_engine import Severity
 from trainyard.spec.gpus import respelled
 from trainyard.spec.yaml_source import Location
-from trainyard_jobs.kubernetes import gke_objects, kubernetes_names
-from trainyard_jobs.kubernetes.gke_objects import ACCELERATOR, GPU, GPU_RESOURCE, INSTANCE_TYPE, TOPOLOGY, TPU_RESOURCE
+from trainyard_jobs.kubernetes import gke_objects
+from trainyard_jobs.kubernetes.gke_objects import (
+    ACCELERATOR,
+    GPU,
+    GPU_RESOURCE,
+    INSTANCE_TYPE,
+    TOPOLOGY,
+    TPU_RESOURCE,
+    quantity,
+)
 from trainyard_jobs.model import machines
 from trainyard_jobs.rules.evidence import Evidence, unknown
 from trainyard_jobs.rules.job_templates import JobTemplate, job_templates, pod_templates
 from trainyard_jobs.rules.problems import Problem, rule_for_each
-from trainyard_jobs.schema.kubernetes_defaults import MAX_INT32, mapping, sequence
+from trainyard_jobs.schema.kubernetes_defaults import MAX_INT32, entries, mapping, sequence
 
 _DOCUMENTATION = "https://cloud.google.com/kubernetes-engine/docs"
 
@@ -147,9 +155,51 @@ def _devices(template: JobTemplate, resource: str) -> int:
     total = 0
     for at, container in template.all_containers():
         if "containers" in at or container.get("restartPolicy") == "Always":
-            amount = kubernetes_names.quantity(mapping(container, "resources", "limits").get(resource))
+            amount = quantity(mapping(container, "resources", "limits").get(resource))
             total += int(amount) if amount is not None else 0
     return total
+
+
+#: What the API server demands of devices, as a source of rules.
+DEVICES = "https://kubernetes.io/docs/concepts/configuration/manage-resources-containers#extended-resources"
+
+
+def unlimited(resources: Mapping[str, object], at: Location) -> Iterator[Problem]:
+    """Yield the GPUs and chips among the resources of a container whose limit is not what is requested."""
+    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
+    for name in (GPU_RESOURCE, TPU_RESOURCE):
+        if name in requests and quantity(requests[name]) != quantity(limits.get(name)):
+            what = f"{name}: {requests[name]} requested, limit {limits.get(name, 'none')}"
+            yield at, what, "give both the same number"
+
+
+@rule_for_each(_templates, DEVICES, "no pod with it is created", Severity.CANNOT_START)
+def accelerators_are_limited(template: JobTemplate) -> Iterator[Problem]:
+    """A container has a limit for the GPUs and chips that it requests, of the same number."""
+    for at, container in template.all_containers():
+        yield from unlimited(mapping(container, "resources"), (*at, "resources"))
+
+
+@rule_for_each(
+    _templates,
+    "https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/validation.go "
+    "(checkHostPortConflicts, of pods alone: templates have no defaults)",
+    "the job is created, but the API server refuses its pods",
+    Severity.CANNOT_START,
+)
+def host_ports_are_free(template: JobTemplate) -> Iterator[Problem]:
+    """On the host's network, whose ports a pod's are, containers share none."""
+    seen: set[tuple[object, ...]] = set()
+    for at, container in template.all_containers() if template.pod.get("hostNetwork") else ():
+        for here, port in entries(container, at, "ports") if "containers" in at else ():
+            host = port.get("hostPort") or port.get("containerPort")
+            if host != port.get("containerPort"):
+                what = f"hostPort is {host} on the host's network"
+                yield (*here, "hostPort"), what, "make it the same as containerPort"
+            key = (host, port.get("protocol", "TCP"), port.get("hostIP", ""))
+            if key in seen:
+                yield here, f"port {host} of the host's network is used twice", "remove one, or use another port"
+            seen.add(key)
 
 
 def _slices(template: JobTemplate) -> list[machines.TpuSlice]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.common.errors import UserError
+from trainyard_jobs.kubernetes import train_jobs
 from trainyard_jobs.kubernetes.gke_objects import JOBSET_NAME, object_name
 from trainyard_jobs.kubernetes.train_jobs import NODE
 from trainyard_jobs.model import yaml_writer
@@ -71,6 +72,9 @@ def train_job(request: Request) -> dict[str, Any]:
 
 def _trainer(request: Request) -> dict[str, Any]:
     args, env = request.with_output()
+    own = train_jobs.group_variables("jax" if runtime_of(request) == RUNTIMES["jax"] else "torch", "", 1, "1")
+    if taken := [each["name"] for each in own if each["name"] in env]:
+        raise UserError(f"'--env {taken[0]}': {taken[0]} is set by the runtime {runtime_of(request)}")
     # Without it, the Torch plugin makes a process for each CPU that is requested.
     one_process = bool(request.cpu) and not request.gpus and runtime_of(request) == RUNTIME
     trainer = {

@@ -16,7 +16,6 @@ from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Conversion, Platform, RenderedJob, Submission
 from trainyard_jobs.platforms.vertex import rehearse as rehearsed_vertex
-from trainyard_jobs.rehearsal import tuning as rehearsed_tuning
 from trainyard_jobs.rehearsal.model import Rehearsal, Trial
 from trainyard_jobs.rules.evidence import validate
 from trainyard_jobs.schema.job_file import JobFile
@@ -266,10 +265,6 @@ class Vertex(Platform):
         where = [f"--region={request.place}", *([f"--project={request.project}"] if request.project else [])]
         jobs = ["ai", group(request.tune is not None)]
         return submission.follow_google_job(name, jobs, where, succeeded="JOB_STATE_SUCCEEDED", interval=interval)
-
-    def study(self, job: JobFile) -> rehearsed_tuning.Study | None:
-        tuned = job.kind == "hyperparameter-tuning-job"
-        return rehearsed_tuning.study_of(job, job.documents[0], ("studySpec",)) if tuned else None
 
     def rehearse(self, job: JobFile, trial: Trial | None = None) -> Rehearsal:
         return rehearsed_vertex.rehearsal(job, trial)
