@@ -20,7 +20,7 @@ import pytest
 from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
-from trainyard.image import build, smoke_test
+from trainyard.image import build, facts, smoke_test
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -223,12 +223,12 @@ def building(
 
     def build(words: Sequence[str], _environment: Mapping[str, str]) -> Ran:
         arguments = dict(re.findall(r"tf-cpu\.args\.(\w+)=(.*)", "\n".join(words)))
-        made = {label: arguments[name] for label, name in plan.labels_from_arguments(spec).items()}
+        made = {label: arguments[name] for label, name in facts.labels_from_arguments(spec).items()}
         option = next(word for word in words if word.startswith("--metadata-file="))
         metadata = {"tf-cpu": {"containerimage.digest": DIGEST}}
         Path(option.partition("=")[2]).write_text(json.dumps(metadata), encoding="utf-8")
         if not any(image.id == DIGEST for image in fake_engine.images):
-            fake_engine.add(digest=DIGEST, labels=plan.labels(spec) | made)
+            fake_engine.add(digest=DIGEST, labels=facts.labels(spec) | made)
         name = next(word.partition("=")[2] for word in words if word.startswith("tf-cpu.tags="))
         fake_engine.tag(fake_engine.image(DIGEST), name)
         return Ran()
