@@ -31,9 +31,8 @@ def test_long_files_have_a_line_each_and_the_others_share_one(tmp_path: Path) ->
     ]
 
 
-def test_the_disk_is_sampled_while_a_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "INTERVAL", 0.01)
-    counted = usage.Usage(tmp_path)
+def test_the_disk_is_sampled_while_a_file_runs(tmp_path: Path) -> None:
+    counted = usage.Usage(tmp_path, interval=0.01)
     counted.before -= 10**9
     counted.pytest_runtest_logstart("a.py::first")
     until = time.monotonic() + 30
