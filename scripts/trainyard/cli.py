@@ -196,8 +196,8 @@ def _words_of_make(running: str) -> Callable[[str], str]:
     return lambda message: dialect.of_make(message, trainyard.all_commands(), running)
 
 
-def run(arguments: list[str]) -> int:
-    """Run a command; its exit status.
+def run(arguments: list[str], commands: click.Group = trainyard) -> int:
+    """Run one of the commands; its exit status.
 
     0 success · 1 a step failed · 2 a mistake of the user's · 130 interrupted. What went wrong is one line on stderr.
     """
@@ -210,7 +210,7 @@ def run(arguments: list[str]) -> int:
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
     translate = str if goals is None else _words_of_make(_short_names().get(name, name))
     with Messages(translate) as messages:
-        status = _run(arguments, name, given, goals or [], messages)
+        status = _run(commands, arguments, name, given, goals or [], messages)
         try:
             sys.stdout.flush()
         except OSError as error:  # what is left would fail again, in Python's words, when the process ends
@@ -221,10 +221,12 @@ def run(arguments: list[str]) -> int:
         return status
 
 
-def _run(arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages) -> int:
+def _run(
+    commands: click.Group, arguments: list[str], name: str, given: list[str], goals: list[str], messages: Messages
+) -> int:
     try:
         _check_make_variables(name, given, goals)
-        status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
+        status = commands.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except UserError as error:
         fail(f"{name}: {error}")
