@@ -1,11 +1,10 @@
 """Compare verdicts of image x GPU x driver with those that follow from NVIDIA's and PyTorch's tables.
 
-    python -m benchmarks.chips            how many are right, and each that is not
-    python -m benchmarks.chips --table    all verdicts
+    python -m benchmarks.chips    how many are right, and each that is not
 
 The expected verdicts are written here from published tables, in the terms of these tables (`sm_90`, the CUDA that a
-driver supports), and by rules that do not use images/gpus.yaml, images/matrix.yaml or trainyard.spec.gpus. Read on
-2026-11-25:
+driver supports), and by rules that do not use images/gpus.yaml or images/matrix.yaml; the product's are those of
+`trainyard list --json`. Read on 2026-11-25:
 
 - compute capabilities: https://developer.nvidia.com/cuda-gpus and https://developer.nvidia.com/cuda-legacy-gpus
 - the CUDA of each driver: table 3 of
@@ -14,21 +13,20 @@ driver supports), and by rules that do not use images/gpus.yaml, images/matrix.y
   https://docs.nvidia.com/datacenter/tesla/drivers/cuda-toolkit-driver-and-architecture-matrix.html
 - minor version compatibility, and that it leaves PTX out:
   https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-- architectures of wheels: issues 157517 (CUDA 12.6), 190355 and 190385 (2.14, 2.15) and pull request 164471 (2.9) of
-  pytorch/pytorch; build_info.py of TensorFlow's wheel, and cuDNN's
+- architectures of wheels: issues 157517 (CUDA 12.6), 190355 and 190385 (2.15) of pytorch/pytorch; build_info.py of
+  TensorFlow's wheel, and cuDNN's
   https://docs.nvidia.com/deeplearning/cudnn/backend/v9.11.0/reference/support-matrix.html
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from trainyard.spec import gpus, model
-from trainyard.spec.gpus import DeviceCode
+from typing import Any
 
 #: Architecture of GPUs -> their models.
 MODELS = {
@@ -71,16 +69,6 @@ class Image:
     cuda: float
     code: str
     least: str = "sm_50"
-    release: tuple[str, str] | None = None
-
-    @property
-    def verdicts(self) -> DeviceCode:
-        """Return the product's facts: of a target of the catalogue, or of a release that a repository may ask for."""
-        code = (
-            gpus.device_code(*self.release, self.arch) if self.release else model.load(self.name, self.arch).device_code
-        )
-        assert code is not None, self.name
-        return code
 
 
 IMAGES = [
@@ -88,8 +76,6 @@ IMAGES = [
     Image("gpu", "arm64", 13.2, "sm_80 sm_90 sm_100 sm_110 sm_120"),
     Image("gpu-2.7", "amd64", 12.6, "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90"),
     Image("tf-gpu", "amd64", 12.5, "sm_60 sm_70 sm_80 sm_89 sm_90 compute_90", least="sm_75"),
-    Image("torch 2.9", "amd64", 12.8, "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", release=("torch", "2.9.1")),
-    Image("torch 2.14", "amd64", 13.0, "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120", release=("torch", "2.14.0")),
 ]
 
 
@@ -118,10 +104,23 @@ def expected(image: Image, architecture: str, gpu: str, driver: str) -> str:
     return "ptx" if jit else "no"
 
 
-def verdict(code: DeviceCode, arch: str, name: str, driver: str) -> str:
-    """Return what the product says."""
-    gpu = gpus.gpus()[name]
-    return "no" if not gpu.fits(arch) or code.problem(gpu.capability, driver) else code.verdict(gpu.capability)
+def facts() -> dict[str, Any]:
+    """Return the product's facts: target -> platform -> name of each GPU that it runs on, its verdict and drivers."""
+    command = [sys.executable, "-m", "trainyard", "list", "--json"]
+    listed = json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+    return {name: {platform: code["models"] for platform, code in one["gpus"].items()} for name, one in listed.items()}
+
+
+def verdict(model: dict[str, Any] | None, driver: str) -> str:
+    """Return what the product says; a version that is only a branch stands for all of it."""
+
+    def before(left: str, right: str) -> bool:
+        pairs = zip(map(int, left.split(".")), map(int, right.split(".")), strict=False)
+        return next((one < other for one, other in pairs if one != other), False)
+
+    if model is None or before(driver, model["driver"]) or (model["last"] and before(model["last"], driver)):
+        return "no"
+    return str(model["verdict"])
 
 
 @dataclass(frozen=True)
@@ -137,24 +136,22 @@ class Combination:
 
 def combinations() -> Iterator[Combination]:
     """Yield every combination of the tables."""
+    known = facts()
     for image in IMAGES:
-        code = image.verdicts
+        models_of = known[image.name][f"linux/{image.arch}"]
         for architecture, models in MODELS.items():
             for name in models:
                 for driver in DRIVERS:
-                    said = verdict(code, image.arch, name, driver)
+                    said = verdict(models_of.get(name), driver)
                     wanted = expected(image, architecture, name, driver)
                     yield Combination(f"{image.name} ({image.arch})", name, driver, wanted, said)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Print how many verdicts are right, and return the exit status: 1 if one is not."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--table", action="store_true", help="print all verdicts")
-    options = parser.parse_args(arguments)
     rows = list(combinations())
     wrong = [row for row in rows if row.verdict != row.expected]
-    for row in rows if options.table else wrong:
+    for row in wrong:
         print(f"{row.image}, {row.gpu}, driver {row.driver}: {row.verdict}, expected {row.expected}")
     counts = Counter(row.expected for row in rows)
     print(

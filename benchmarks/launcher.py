@@ -12,7 +12,7 @@ In one container of IMAGE (a TensorFlow image, trainyard:tf-cpu by default), wit
 
 Times are wall seconds from fork to exit. Memory is the peak resident set; it counts the measuring process at the fork,
 so 15 MB is the least that can show.
-Disk is what the recipe needs installed and the launcher does not. The engine must be running.
+Disk is what the recipe needs installed and the launcher does not.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 import docker.errors
 from tests.engine import ENGINE
 
 from trainyard.common.docker_engine import resource_labels
+=======
+import docker
+>>>>>>> bench
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
@@ -80,7 +84,6 @@ with GoogleCloud() as cloud:
     true = ["launch", "--", "/bin/true"]
     cases = {
         "floor": (["python3", "-I", "-S", "-c", "pass"], plain, FAST),
-        "true": (["/bin/true"], plain, FAST),
         "launch": (true, plain, FAST),
         "launch_node": (true, node, FAST),
         "recipe": ([sys.executable, "-c", RECIPE], {**node, "TF_CPP_MIN_LOG_LEVEL": "3"}, SLOW),
@@ -137,9 +140,15 @@ def measure(image: str, fast: int, slow: int) -> dict[str, Any]:
         subprocess.run([*install, "--only-binary", ":all:", *GOOGLE_API_CLIENT], check=True)
         code = f"FAST, SLOW = {fast}, {slow}\n{INSIDE}"
         try:
+<<<<<<< HEAD
             container = ENGINE.client.containers.create(
                 image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
                 labels=resource_labels("benchmark"),
+=======
+            container = docker.from_env().containers.create(
+                image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
+                labels=["benchmark"],
+>>>>>>> bench
             )  # fmt: skip
         except docker.errors.ImageNotFound:
             sys.exit(f"no image {image} here: make image TARGET=tf-cpu")

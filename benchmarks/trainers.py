@@ -1,20 +1,20 @@
 """The trainers against their peers: each section measures both in one run, on the same data and cores.
 
     python -m benchmarks.trainers                            every section, each in the image it belongs to
-    python -m benchmarks.trainers mnist pipeline             some of them; see --help
-    python -m pip install scikit-learn                       before `pipeline`, which crops its two photographs
-    python -m benchmarks.trainers mnist resnet --device cuda --inside    here: on a machine with torch and a GPU
+    python -m benchmarks.trainers gpt resnet                 some of them; see --help
+    python -m benchmarks.trainers gpt resnet --device cuda --inside    here: on a machine with torch and a GPU
 
-Outside, a section's data are written to a temporary folder and the section runs in a container of its image, without
-a network, this checkout mounted. The table goes to stderr, JSON to stdout; ``--save`` keeps a section's figures in
-benchmarks/results/trainers-<device>.json and writes the table of all that are there beside it, so that a small machine
-can measure one section at a time.
+Outside, `trainyard dev dataset` writes a section's data to a temporary folder and the section runs in a container of
+its image, without a network, this checkout mounted. The table goes to stderr, JSON to stdout; ``--save`` keeps a
+section's figures in benchmarks/results/trainers-<device>.json and writes the table of all that are there beside it, so
+that a small machine can measure one section at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -43,13 +43,13 @@ def inside(name: str, data: Path, device: str, rounds: int) -> dict[str, Any]:
 
 def machine(device: str) -> dict[str, str]:
     """What the figures hold for: processor, cores, accelerator, versions, date."""
-    import importlib.metadata
-
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-    found = {"cpu": model, "cores": str(len(os.sched_getaffinity(0))), "python": platform.python_version()}
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = {
+        "cpu": (models or [platform.machine()])[0],
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+    }
     for package in ("torch", "torchvision", "tensorflow-cpu", "tensorflow", "jax", "flax", "pillow"):
         try:
             found[package] = importlib.metadata.version(package)
@@ -63,14 +63,26 @@ def machine(device: str) -> dict[str, str]:
     return {**found, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
 
 
-def outside(name: str, image: str, device: str, rounds: int, *, compiler: bool = False) -> dict[str, Any]:
-    """Measure section ``name`` in a container of ``image`` (default: the section's own target).
+def write_data(name: str, folder: Path) -> None:
+    """Write the data of section ``name``, readable for the image's user."""
+    if words := sections.load(name).DATA:
+        command = [sys.executable, "-m", "trainyard", "dev", "dataset", words[0], str(folder), *words[1:]]
+        path = f"{ROOT / 'scripts'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env={**os.environ, "PYTHONPATH": path})
+    for written in (folder, *folder.rglob("*")):
+        written.chmod(0o755 if written.is_dir() else 0o644)
 
+<<<<<<< HEAD
     ``compiler``: with this machine's /usr, for torch.compile, which needs a C++ compiler that the image does not have.
     """
+=======
+>>>>>>> bench
 
-    section = sections.load(name)
+def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
+    """Measure section ``name`` in a container of ``image`` (default: the section's own target)."""
+    image = image or f"trainyard:{sections.load(name).TARGET}"
     with tempfile.TemporaryDirectory() as folder:
+<<<<<<< HEAD
         data = Path(folder)
         section.prepare(data)
         for path in (data, *data.rglob("*")):
@@ -85,10 +97,19 @@ def outside(name: str, image: str, device: str, rounds: int, *, compiler: bool =
             "--env=PYTHONPATH=/src:/src/scripts",
             "--env=PYTHONDONTWRITEBYTECODE=1", image or f"trainyard:{section.TARGET}", "-m", "benchmarks.trainers",
             name, "--inside", "--json", "--data=/data", f"--device={device}", f"--rounds={rounds}",
+=======
+        write_data(name, Path(folder))
+        command = [
+            "docker", "run", "--rm", "--pull=never", "--network=none", "--shm-size=2g",
+            "--entrypoint=/opt/venv/bin/python", *(["--gpus=all"] if device == "cuda" else []),
+            f"--volume={ROOT}:/src:ro", f"--volume={folder}:/data:ro", "--workdir=/tmp", "--env=PYTHONPATH=/src",
+            "--env=PYTHONDONTWRITEBYTECODE=1", image, "-m", "benchmarks.trainers", name, "--inside", "--json",
+            "--data=/data", f"--device={device}", f"--rounds={rounds}",
+>>>>>>> bench
         ]  # fmt: skip
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if ended.returncode:
-            sys.exit(f"section {name} failed in {image or section.TARGET}; its words are above")
+            sys.exit(f"section {name} failed in {image}; its words are above")
         found: list[dict[str, Any]] = json.loads(ended.stdout)
     return found[0]
 
@@ -113,9 +134,8 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def document(found: list[dict[str, Any]], device: str) -> str:
     """The Markdown file of the figures ``found`` on ``device``."""
-    title = f"# The trainers against their peers ({device})"
     source = f"Written by `python -m benchmarks.trainers --device {device} --save`."
-    return f"{title}\n\n{source}\n\n{table(found)}\n"
+    return f"# The trainers against their peers ({device})\n\n{source}\n\n{table(found)}\n"
 
 
 def save(found: list[dict[str, Any]], device: str, folder: Path = RESULTS) -> None:
@@ -139,12 +159,6 @@ def main() -> None:
         "--rounds", type=int, default=3, help="seeds, or repetitions of which the best counts (default 3)"
     )
     parser.add_argument("--image", default="", help="measure in this image (default: trainyard:<the section's target>)")
-    parser.add_argument(
-        "--compiler",
-        action="store_true",
-        help="mount this machine's /usr into the container, for torch.compile: needs a C++ compiler, and the image's"
-        " release of Debian",
-    )
     parser.add_argument("--inside", action="store_true", help="measure in this very environment, without a container")
     parser.add_argument("--data", type=Path, help="with --inside: the data; default: written anew")
     parser.add_argument("--json", action="store_true", help="only the JSON, no table")
@@ -157,14 +171,12 @@ def main() -> None:
     for name in args.sections or sections.names():
         if args.device not in sections.load(name).DEVICES:
             print(f"{name}: is not measured on {args.device}", file=sys.stderr)
-        elif not (args.inside or args.image or sections.load(name).TARGET):
-            print(f"{name}: no image has what it needs: see its module, and use --inside", file=sys.stderr)
         elif not args.inside:
-            found.append(outside(name, args.image, args.device, args.rounds, compiler=args.compiler))
+            found.append(outside(name, args.image, args.device, args.rounds))
         else:
             with tempfile.TemporaryDirectory() as folder:
                 if not args.data:
-                    sections.load(name).prepare(Path(folder))
+                    write_data(name, Path(folder))
                 found.append(inside(name, args.data or Path(folder), args.device, args.rounds))
         if args.save:  # at once, as a later section may fail
             save(found, args.device)

@@ -157,10 +157,16 @@ class Host:
         return not noexec and os.access(self.sysroot + folder, os.W_OK | os.X_OK)
 
     def affinity(self) -> int:
-        """Number of CPUs that this process may run on: its affinity mask, which a cpuset limits too."""
+        """Number of CPUs that this process may run on: its affinity mask, which a cpuset limits too.
+
+        The mask is a list such as ``0-3,8`` in proc_pid_status(5).
+        """
+        status = self.read("/proc/self/status")
         try:
-            return max(1, len(os.sched_getaffinity(0)))
-        except (AttributeError, OSError):  # not on macOS
+            listed = status.split("Cpus_allowed_list:")[1].split(maxsplit=1)[0]
+            ranges = [part.split("-") for part in listed.split(",")]
+            return max(1, sum(int(numbers[-1]) - int(numbers[0]) + 1 for numbers in ranges))
+        except (IndexError, ValueError):  # not on macOS
             return os.cpu_count() or 1
 
     def cpu_quota(self) -> float:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from tests import cpu_time
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Folders of tests/, in the order they run in.
@@ -56,10 +58,15 @@ def run(suite: str | None, arguments: list[str], *, big: bool = False, part: str
     """
     more = [*(["--big"] if big else []), *arguments]
     may_be_empty = arguments or part or suite in PACKAGES
-    failed = 0
+    failed, used = 0, cpu_time.Parts()
+    used.ended("checks")
     for runs in _runs(ROOT / "tests", suite, part):
-        for status in _beside_each_other([sys.executable, "-m", "pytest", *words, *more] for words in runs):
+        commands = [[sys.executable, "-m", "pytest", *words, *more] for words in runs.values()]
+        for name, status in zip(runs, _beside_each_other(commands), strict=True):
+            used.ended(name)
             failed = failed or (0 if status == NOTHING_SELECTED and may_be_empty else status)
+    if not suite:
+        print(*used.lines(), sep="\n", flush=True)
     return failed
 
 
@@ -141,18 +148,19 @@ def parts(minutes: dict[str, float], count: int) -> list[list[str]]:
     return [sorted(files) for files in found]
 
 
-def _runs(tests: Path, suite: str | None, part: str) -> list[list[list[str]]]:
-    """Return the words of the runs of pytest, folders or files and options: lists of runs at the same time.
+def _runs(tests: Path, suite: str | None, part: str) -> list[dict[str, list[str]]]:
+    """Return the words of the runs of pytest, folders or files and options, by name: those at the same time together.
 
     Unit tests use all cores. Of those that use the engine, the ones marked ``concurrent`` run three at a time, by file,
     after the others. Those run one by one, and wait half of their time for the engine: unit tests run beside them.
     """
     unit, engine = _chosen(tests, suite, part)
-    of_units = [[*unit, "--numprocesses=auto"]] if unit else []
+    of_units = {"unit tests": [*unit, "--numprocesses=auto"]} if unit else {}
     if not engine:
         return [of_units]
     three = ["--concurrent=only", "--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder"]
-    return [[[*engine, "--concurrent=without"], *of_units], [[*engine, *three]]]
+    one_by_one = {"images and clouds, one by one": [*engine, "--concurrent=without"]}
+    return [{**one_by_one, **of_units}, {"images and clouds, three at a time": [*engine, *three]}]
 
 
 def _chosen(tests: Path, suite: str | None, part: str) -> tuple[list[str], list[str]]:

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
-#: Seconds between two looks at the disk. Layers of several GB take longer than that to write.
-INTERVAL = 2.0
-
 #: Files that take less are one line.
 SHORT = 60.0
 
 
 class Usage:
-    """Adds up the durations that pytest reports, and samples the used bytes of the disk that has the checkout."""
+    """Adds up the durations that pytest reports, and samples the used bytes of the disk that has the checkout.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    Args:
+        interval: seconds between two looks at the disk. Layers of several GB take longer than that to write.
+    """
+
+    def __init__(self, root: Path, interval: float = 2.0) -> None:
+        self.root, self.interval = root, interval
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.highest: defaultdict[str, int] = defaultdict(int)
         self.before = self._used()
@@ -35,7 +36,7 @@ class Usage:
         return shutil.disk_usage(self.root).used
 
     def _sample(self) -> None:
-        while not self._ended.wait(INTERVAL):
+        while not self._ended.wait(self.interval):
             above = self._used() - self.before
             self.highest[self._file] = max(self.highest[self._file], above)
 

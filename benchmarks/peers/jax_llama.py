@@ -33,9 +33,6 @@ class Settings:
     joined: bool = False  # queries, keys and values in one matrix, gate and up in one
 
 
-GRID = (Settings(), Settings(joined=True), Settings(in_memory=True), Settings(in_memory=True, joined=True))
-
-
 def initial(key: jax.Array, layers: int, width: int) -> Any:
     """Return the weights; matrices that have the same input are one array, which ``joined`` multiplies at once."""
     inner = 64 * math.ceil(width * 8 / 3 / 64)

@@ -4,7 +4,7 @@
 is mapped anew for each batch, AdamW that is not fused, gradients clipped to 1, a cosine. The other settings are what
 PyTorch's tuning guide adds: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 
-    python -m benchmarks.peers.nanogpt FOLDER cpu '{"fused": true}' 60 12 64 4 128 4 1 0.001 0
+    python -m benchmarks.peers.nanogpt FOLDER cpu '{"fused": true}' 60 12 64 4 128 4 1 0.001
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ class Settings:
     fused: bool = False  # AdamW
     in_memory: bool = False  # the text, as one tensor
     compiled: bool = False
-
-
-GRID = (Settings(), Settings(fused=True), Settings(fused=True, in_memory=True),
-        Settings(fused=True, in_memory=True, compiled=True))  # fmt: skip
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -102,13 +98,9 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: int = 100) -> flo
 
 def run(
     folder: Path, device: str, settings: Settings, steps: int, batch: int, block_size: int, layers: int, width: int,
-    heads: int, bf16: bool, peak: float, target: float = 0.0, warm_up: int = 10,
+    heads: int, bf16: bool, peak: float, warm_up: int = 10,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train on ``folder``/train.bin (uint16); returns tokens per second after ``warm_up`` steps.
-
-    With a ``target``, also the seconds of training after which the loss of val.bin is at most that, tested every 250
-    steps, and its last value.
-    """
+    """Train on ``folder``/train.bin (uint16); returns tokens per second after ``warm_up`` steps."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model: Any = Model(layers, width, heads, block_size).to(device)
@@ -117,41 +109,30 @@ def run(
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), **({"fused": True} if settings.fused else {}))
-    texts = {name: np.fromfile(folder / f"{name}.bin", np.uint16) for name in ("train", "val")}
-    whole = torch.from_numpy(texts["train"].astype(np.int64)) if settings.in_memory else None
+    text = np.fromfile(folder / "train.bin", np.uint16)
+    whole = torch.from_numpy(text.astype(np.int64)) if settings.in_memory else None
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory().to(device, non_blocking=True) if device == "cuda" else tensor
 
-    def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        ix = torch.randint(len(texts[split]) - block_size - 1, (batch,))
-        if whole is not None and split == "train":
+    def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
+        ix = torch.randint(len(text) - block_size - 1, (batch,))
+        if whole is not None:
             windows = whole[ix[:, None] + torch.arange(block_size + 1)]
             return move(windows[:, :-1]), move(windows[:, 1:])
-        data = np.memmap(folder / f"{split}.bin", dtype=np.uint16, mode="r")
+        data = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
         x = torch.stack([torch.from_numpy(data[i : i + block_size].astype(np.int64)) for i in ix])
         y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix])
         return move(x), move(y)
 
-    @torch.no_grad()
-    def val_loss() -> float:
-        count = (len(texts["val"]) - 1) // block_size
-        windows = np.stack([texts["val"][n * block_size : (n + 1) * block_size + 1] for n in range(count)])
-        total = 0.0
-        for part in torch.from_numpy(windows.astype(np.int64)).to(device).split(batch):
-            with torch.autocast(device, torch.bfloat16, enabled=bf16):
-                total += model(part[:, :-1], part[:, 1:]).item() * len(part)
-        return total / count
-
-    found: dict[str, Any] = {"seconds": math.inf, "val_loss": None}
-    trained, began, first = 0.0, time.perf_counter(), 0
+    began = 0.0
     for step in range(steps):
-        if step == warm_up and not target:
+        if step == warm_up:
             _wait(device)
-            trained, began, first = 0.0, time.perf_counter(), step
+            began = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, peak)
-        x, y = get_batch("train")
+        x, y = get_batch()
         with torch.autocast(device, torch.bfloat16, enabled=bf16):
             loss = forward(x, y)
         loss.backward()
@@ -160,15 +141,8 @@ def run(
         optimizer.zero_grad(set_to_none=True)
         if step % 10 == 0:
             loss.item()
-        if target and (step + 1) % 250 == 0:
-            trained += time.perf_counter() - began
-            found["val_loss"] = val_loss()
-            began = time.perf_counter()
-            if found["val_loss"] <= target:
-                return {**found, "seconds": trained, "steps": step + 1}
     _wait(device)
-    trained += time.perf_counter() - began
-    return {**found, "tokens_per_second": (steps - first) * batch * block_size / trained}
+    return {"tokens_per_second": (steps - warm_up) * batch * block_size / (time.perf_counter() - began)}
 
 
 def _wait(device: str) -> None:
@@ -177,7 +151,7 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
-    FOLDER, DEVICE, SETTINGS, *NUMBERS, BF16, PEAK, TARGET = sys.argv[1:]
-    MEASURED = run(Path(FOLDER), DEVICE, Settings(**json.loads(SETTINGS)), *map(int, NUMBERS), BF16 == "1", float(PEAK),
-                   float(TARGET))  # fmt: skip
-    print(json.dumps(MEASURED))
+    FOLDER, DEVICE, SETTINGS, *NUMBERS, BF16, PEAK = sys.argv[1:]
+    print(json.dumps(
+        run(Path(FOLDER), DEVICE, Settings(**json.loads(SETTINGS)), *map(int, NUMBERS), BF16 == "1", float(PEAK))
+    ))  # fmt: skip

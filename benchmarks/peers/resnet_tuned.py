@@ -2,10 +2,14 @@
 
 bfloat16 autocast, channels_last and fused SGD, eagerly or with torch.compile; nothing is read from the device within a
 step: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+
+    python -m benchmarks.peers.resnet_tuned DEVICE BATCH STEPS WARM_UP SETTINGS
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +23,13 @@ from torchvision import models
 class Settings:
     """One point of the grid."""
 
-    bf16: bool = True
-    channels_last: bool = True
-    compiled: bool = False
-
-
-GRID = (Settings(bf16=False), Settings(channels_last=False), Settings(), Settings(compiled=True))
+    bf16: bool
+    channels_last: bool
+    compiled: bool
 
 
 def images_per_second(
-    batches: Sequence[tuple[torch.Tensor, torch.Tensor]], device: str, settings: Settings, warm_up: int = 1
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]], device: str, settings: Settings, warm_up: int
 ) -> float:
     """The rate over ``batches`` of ``float[n, 3, side, side]`` and labels, but for the first ``warm_up``.
 
@@ -48,7 +49,7 @@ def images_per_second(
             count, start = 0, time.monotonic()
         images = images.to(device, memory_format=layout, non_blocking=True)
         labels = labels.to(device, non_blocking=True)
-        with torch.autocast(device, torch.bfloat16, enabled=settings.bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=bool(settings.bf16)):
             loss = criterion(forward(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -61,3 +62,20 @@ def images_per_second(
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def batches(device: str, batch: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Random float images of 224 pixels and labels, four different batches by turns."""
+    different = [
+        (torch.randn(batch, 3, 224, 224).contiguous(memory_format=torch.channels_last),
+         torch.randint(0, 1000, (batch,))) for _ in range(4)
+    ]  # fmt: skip
+    if device == "cuda":  # from where a copy does not wait
+        different = [(images.pin_memory(), labels.pin_memory()) for images, labels in different]
+    return [different[number % 4] for number in range(count)]
+
+
+if __name__ == "__main__":
+    where, size, steps, first, given = sys.argv[1:]
+    data = batches(where, int(size), int(steps))
+    print(json.dumps({"images_per_second": images_per_second(data, where, Settings(**json.loads(given)), int(first))}))

@@ -2,21 +2,26 @@
 
 A section module has::
 
-    TARGET = "xla"                                    # the image it is measured in; empty: --inside alone
+    TARGET = "xla"                                    # the image it is measured in
     DEVICES = ("cpu", "cuda")                         # what it can be measured on
+    DATA = ("digits",)                                # words of `trainyard dev dataset`; () for none
 
-    def prepare(folder: Path) -> None                 # outside the image: writes the data
-    def measure(data: Path, device: str, rounds: int) -> Result   # inside: ours and the peer, alternating
+    def measure(data: Path, device: str, rounds: int) -> Result   # inside: ours and the peer, by turns
 
-A section imports its framework, the trainers and its peer within :func:`measure`: the list of sections is made
-where none of them is.
+Trainers and peers are started as programs, so that a section imports no framework.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -41,17 +46,52 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """What a section found: the comparisons, and everything measured on the way."""
+    """The comparisons of a section, and everything measured on the way."""
 
     rows: list[Row]
     detail: dict[str, Any] = field(default_factory=dict)
 
 
 def names() -> list[str]:
-    """The sections there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    """Return the names of the sections."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def load(name: str) -> ModuleType:
-    """The module of section ``name``."""
+    """Return the module of section ``name``."""
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def run(module: str, *words: str, **variables: str) -> str:
+    """Run a Python module as a program; returns what it prints.
+
+    Raises:
+        RuntimeError: it failed; the message ends with its last words.
+    """
+    command = [sys.executable, "-m", module, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if ended.returncode:
+        raise RuntimeError(f"{module} {' '.join(words)}: {ended.stderr.strip().rpartition(chr(10))[2]}")
+    return ended.stdout
+
+
+def training(module: str, folder: Path, *words: str, **variables: str) -> list[dict[str, Any]]:
+    """Run a trainer; returns the events ``train`` of its metrics, which are kept in ``folder`` while it runs."""
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    run(module, f"--metrics-file={metrics}", *words, **variables)
+    events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [event for event in events if event["event"] == "train"]
+
+
+def tried(
+    grid: Sequence[dict[str, Any]], side: Callable[[dict[str, Any]], dict[str, Any]], key: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return what a side says with each point of a grid, and the point with the highest value of ``key``."""
+    found = []
+    for settings in grid:
+        try:
+            found.append({**settings, **side(settings)})
+        except RuntimeError as error:  # torch.compile where there is no C++ compiler
+            found.append({**settings, key: 0.0, "error": str(error)[:200]})
+    return found, grid[max(range(len(grid)), key=lambda number: float(found[number][key]))]

@@ -1,34 +1,28 @@
-"""Training steps of ResNet-50 on fake images: ours, torchvision's reference loop without options, and a tuned loop.
+"""Training steps of ResNet-50 on fake images: ours, and a tuned loop.
 
-The tuned loop is the best point of a grid, at the same precision as ours. Its images are float tensors in memory; ours
-normalizes bytes in each step.
+The tuned loop is the best point of a grid. Its images are float tensors in memory; ours normalizes bytes in each step.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import Result, Row
+from benchmarks.sections import Result, Row, run, training, tried
 
 TARGET = "xla"
 DEVICES = ("cpu", "cuda")
-TIMES_REFERENCE, OF_TUNED = 2.0, 0.98
-ON_H200 = 4500.0  # images per second of one H200-class GPU
+DATA = ()
+OF_TUNED = 0.98
 _PROGRESSIVE = (128, 160)  # before 224, each for a third of the epochs
-_BATCH, _STEPS = {"cpu": 16, "cuda": 256}, {"cpu": 4, "cuda": 60}
-_WARM_UP = {"cpu": 1, "cuda": 10}
-
-
-def prepare(folder: Path) -> None:
-    """Nothing: the images are fake."""
+_BATCH, _STEPS, _WARM_UP = {"cpu": 16, "cuda": 256}, {"cpu": 4, "cuda": 60}, {"cpu": 1, "cuda": 10}
+_GRID = [
+    {"bf16": bf16, "channels_last": channels_last, "compiled": compiled}
+    for bf16, channels_last, compiled in ((0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1))
+]
 
 
 def ours(device: str, side: int) -> float:
@@ -36,74 +30,38 @@ def ours(device: str, side: int) -> float:
     batch, warm_up = _BATCH[device], _WARM_UP[device]
     steps = _STEPS[device] + warm_up
     with tempfile.TemporaryDirectory() as folder:
-        metrics = Path(folder, "metrics.jsonl")
         # The loss is read, which waits for the device, every warm_up steps; the run ends before the test.
-        words = ["--fake-data", f"--fake-images={2 * steps * batch}", f"--num-steps={steps + 1}",
-                 f"--batch-size={batch}", f"--image-size={side}", "--epochs=1", "--lr=0.1", f"--device={device}",
-                 "--num-cores=1", f"--log-steps={warm_up}", f"--metrics-file={metrics}"]  # fmt: skip
-        command = [sys.executable, "-m", "trainers.torch.imagenet", *words]
-        subprocess.run(command, capture_output=True, check=True)
-        events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    logged = [event for event in events if event["event"] == "train"]
-    first, last = (next(event for event in logged if event["step"] == step) for step in (warm_up, steps))
+        events = training(
+            "trainers.torch.imagenet", Path(folder), "--fake-data", f"--fake-images={2 * steps * batch}",
+            f"--num-steps={steps + 1}", f"--batch-size={batch}", f"--image-size={side}", "--epochs=1", "--lr=0.1",
+            f"--device={device}", "--num-cores=1", f"--log-steps={warm_up}",
+        )  # fmt: skip
+    first, last = (next(event for event in events if event["step"] == step) for step in (warm_up, steps))
     return float((last["step"] - first["step"]) * batch / (last["time"] - first["time"]))
 
 
-def _batches(device: str) -> list[Any]:
-    """Batches of random float images of 224 pixels and labels, four different ones by turns."""
-    import torch
-
-    batch, count = _BATCH[device], _STEPS[device] + _WARM_UP[device]
-    different = [
-        (torch.randn(batch, 3, 224, 224).contiguous(memory_format=torch.channels_last),
-         torch.randint(0, 1000, (batch,))) for _ in range(4)
-    ]  # fmt: skip
-    if device == "cuda":  # from where a copy does not wait
-        different = [(images.pin_memory(), labels.pin_memory()) for images, labels in different]
-    return [different[number % 4] for number in range(count)]
-
-
 def measure(data: Path, device: str, rounds: int) -> Result:
-    """By turns, all at 224 pixels, and ours at the sizes of progressive resizing too.
+    """By turns at 224 pixels, and ours at the sizes of progressive resizing; best rates, and medians of ratios."""
 
-    Rates are the best of ``rounds``; ratios to the tuned loop are medians over the rounds.
-    """
-    from benchmarks.peers import resnet_reference, resnet_tuned
+    def tuned(settings: dict[str, Any]) -> dict[str, Any]:
+        numbers = map(str, (_BATCH[device], _STEPS[device] + _WARM_UP[device], _WARM_UP[device]))
+        return dict(json.loads(run("benchmarks.peers.resnet_tuned", device, *numbers, json.dumps(settings))))
 
-    batches, warm_up = _batches(device), _WARM_UP[device]
-    grid: list[dict[str, Any]] = []
-    for settings in resnet_tuned.GRID:
-        try:
-            rate = resnet_tuned.images_per_second(batches, device, settings, warm_up)
-            grid.append({**asdict(settings), "images_per_second": rate})
-        except Exception as error:  # torch.compile raises many types where there is no C++ compiler
-            reason = str(error).partition("\n")[0]
-            grid.append({**asdict(settings), "images_per_second": 0.0, "error": f"{type(error).__name__}: {reason}"})
-    at = max(range(len(grid)), key=lambda number: grid[number]["images_per_second"])
-    chosen = resnet_tuned.GRID[at]
-    sides: dict[str, Callable[[], float]] = {
-        "ours": lambda: ours(device, 224),
-        "tuned": lambda: resnet_tuned.images_per_second(batches, device, chosen, warm_up),
-        "reference": lambda: resnet_reference.images_per_second(batches, device, warm_up),
-        **{str(side): lambda side=side: ours(device, side) for side in _PROGRESSIVE},  # type: ignore[misc]
-    }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    grid, chosen = tried(_GRID, tuned, "images_per_second")
+    rates: dict[str, list[float]] = {name: [] for name in ("ours", "tuned", *map(str, _PROGRESSIVE))}
     for _ in range(rounds):
-        for name, side in sides.items():
-            rates[name].append(side())
-    best = {name: max(found) for name, found in rates.items()}
-    every = [best[str(side)] for side in _PROGRESSIVE] + [best["ours"]]
-    progressive = len(every) / sum(1 / rate for rate in every)
-    to_tuned = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["tuned"], strict=True))
-    tuned = (f"tuned loop: {'bf16' if chosen.bf16 else 'fp32'}{', channels_last' if chosen.channels_last else ''},"
-             f" fused SGD, {'torch.compile' if chosen.compiled else 'eager'}")  # fmt: skip
+        rates["ours"].append(ours(device, 224))
+        rates["tuned"].append(tuned(chosen)["images_per_second"])
+        for side in _PROGRESSIVE:
+            rates[str(side)].append(ours(device, side))
+    most = {name: max(found) for name, found in rates.items()}
+    sizes = [most[str(side)] for side in _PROGRESSIVE] + [most["ours"]]
+    progressive = len(sizes) / sum(1 / rate for rate in sizes)
+    ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates["tuned"], strict=True))
+    against = f"tuned loop: fused SGD, {', '.join(name for name, on in chosen.items() if on)}"
     rows = [
-        Row("ResNet-50 at 224 px", best["ours"], best["tuned"], "images/s", to_tuned, OF_TUNED, tuned),
-        Row("ResNet-50 at 224 px", best["ours"], best["reference"], "images/s", best["ours"] / best["reference"],
-            TIMES_REFERENCE, "reference loop, fp32 without options"),
-        Row("ResNet-50, progressive 128, 160, 224", progressive, best["tuned"], "images/s",
-            progressive / best["tuned"], 0.0, "tuned loop at 224 px"),
+        Row("ResNet-50 at 224 px", most["ours"], most["tuned"], "images/s", ratio, OF_TUNED, against),
+        Row("ResNet-50, progressive 128, 160, 224", progressive, most["tuned"], "images/s",
+            progressive / most["tuned"], 0.0, "tuned loop at 224 px"),
     ]  # fmt: skip
-    if device == "cuda":
-        rows.append(Row("ResNet-50 at 224 px", best["ours"], ON_H200, "images/s", best["ours"] / ON_H200, 1.0, "goal"))
-    return Result(rows, {"rates": rates, "grid": grid, "chosen": asdict(chosen), "batch": _BATCH[device]})
+    return Result(rows, {"rates": rates, "grid": grid, "chosen": chosen, "batch": _BATCH[device]})

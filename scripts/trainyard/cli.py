@@ -215,8 +215,8 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
 
 
-def run(arguments: list[str]) -> int:
-    """Run a command; its exit status.
+def run(arguments: list[str], commands: click.Group = trainyard) -> int:
+    """Run one of the commands; its exit status.
 
     0 success · 1 a step failed · 2 a mistake of the user's · 130 interrupted. What went wrong is one line on stderr.
     """
@@ -228,7 +228,7 @@ def run(arguments: list[str]) -> int:
     words = [word for word in arguments if not word.startswith("-")] or ["trainyard"]
     name = inner if (inner := " ".join(words[:2])) in _modules() else words[0]
     with Messages():
-        status = _run(arguments, name, given, goals)
+        status = _run(commands, arguments, name, given, goals)
         try:
             sys.stdout.flush()
         except OSError as error:  # what is left would fail again, in Python's words, when the process ends
@@ -239,10 +239,10 @@ def run(arguments: list[str]) -> int:
         return status
 
 
-def _run(arguments: list[str], name: str, given: list[str], goals: list[str]) -> int:
+def _run(commands: click.Group, arguments: list[str], name: str, given: list[str], goals: list[str]) -> int:
     try:
         _check_make_variables(name, given, goals)
-        status = trainyard.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
+        status = commands.main(arguments or ["--help"], prog_name="trainyard", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except UserError as error:
         fail(f"{name}: {error}")

@@ -130,6 +130,7 @@ def environment(folder: Path) -> dict[str, str]:
         "HOME": str(folder),
         "LANG": "C.UTF-8",
         "TERM": "dumb",
+        "COLUMNS": "80",
         "DOCKER_HOST": "tcp://127.0.0.1:1",
         "GIT_CEILING_DIRECTORIES": os.pathsep.join(map(str, folder.parents)),
     }

@@ -1,4 +1,7 @@
-"""`trainyard push --code-only` at a real registry with token login, and the image that it makes in a container."""
+"""`trainyard push --code-only` at a real registry with a login, and the image that it makes in a container.
+
+tests/unit/test_code_push.py counts its requests at a registry with tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from benchmarks.slow_registry import SlowRegistry
 
 from tests.engine import CONTEXT, ENGINE
+from tests.image.registry import running
 from tests.workspaces import lock
 from trainyard.common import settings
 from trainyard.common.settings import state_folder
@@ -38,14 +42,26 @@ COPY --link --from=code /out /
 """
 
 
+@dataclass(frozen=True)
+class Server:
+    """A registry: its ``localhost:port``, and the DOCKER_CONFIG of clients that are logged in."""
+
+    address: str
+    docker_config: Path
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[SlowRegistry]:
-    with SlowRegistry(0) as started:
-        yield started
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running.container(username="someone", password="right") as started:
+        made = Server(running.address(started), tmp_path_factory.mktemp("docker"))
+        words = ["docker", "login", "--username=someone", "--password-stdin", made.address]
+        environment = settings.environment(DOCKER_CONFIG=str(made.docker_config))
+        subprocess.run(words, input="right", env=environment, text=True, capture_output=True, check=True)
+        yield made
 
 
 @pytest.fixture
-def address(server: SlowRegistry, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def address(server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where to push; the client is logged in."""
     monkeypatch.setenv("DOCKER_CONFIG", str(server.docker_config))
     return f"{server.address}/{request.node.name.replace('_', '-')[:60]}"
@@ -102,7 +118,7 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         ENGINE.untag(reference)
 
 
-def push(spec: Spec, address: str, server: SlowRegistry, compression: str = "zstd") -> str:
+def push(spec: Spec, address: str, server: Server, compression: str = "zstd") -> str:
     """Push the built image as `trainyard push` does; its digest."""
     destination = f"{address}/trainyard:{TAG}"
     image = ENGINE.image(f"trainyard-test:code-push-{compression}", made_by="")
@@ -126,7 +142,7 @@ def without_an_engine(tmp_path: Path, *words: str) -> subprocess.CompletedProces
     )
 
 
-def run(reference: str, server: SlowRegistry, *command: str) -> str:
+def run(reference: str, server: Server, *command: str) -> str:
     """What a command prints in the image, pulled anew from the registry."""
     words = ["docker", "run", "--rm", "--pull=always", "--quiet", reference, *command]
     environment = settings.environment(DOCKER_CONFIG=str(server.docker_config))
@@ -142,7 +158,7 @@ def test_the_new_code_runs_and_is_the_layer_that_a_build_would_make(
     root: Path,
     built: Callable[[str], str],
     address: str,
-    server: SlowRegistry,
+    server: Server,
     tmp_path: Path,
 ) -> None:
     spec = model.load(None)
@@ -154,12 +170,10 @@ def test_the_new_code_runs_and_is_the_layer_that_a_build_would_make(
     (root / "train.sh").write_text("#!/bin/sh\necho second; ls src/pack\n")
     (root / "src" / "pack" / "new.py").touch()
     (root / "src" / "pack" / "old.py").unlink()
-    server.take()
     done = without_an_engine(tmp_path, "push", "--code-only", "--json")
-    traffic = server.take()
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
-    assert len(traffic.requests) <= 8 and made["bytes_uploaded"] < 100_000, traffic.requests
+    assert made["bytes_uploaded"] < 100_000
     assert run(made["reference"], server, "./train.sh") == "second\nnew.py\n"
     assert run(made["tag"], server, "stat", "-c", "%u:%g", "/workspace/train.sh") == "1000:0\n"
     assert made["code"] == built(compression) != first
@@ -169,8 +183,8 @@ def test_the_new_code_runs_and_is_the_layer_that_a_build_would_make(
     assert documents[0]["layers"][-1]["mediaType"] == documents[1]["layers"][-1]["mediaType"]
 
 
-def test_from_another_host_it_takes_at_most_nine_requests(
-    root: Path, built: Callable[[str], str], address: str, server: SlowRegistry, tmp_path: Path
+def test_another_host_finds_the_image_to_replace_the_code_of(
+    root: Path, built: Callable[[str], str], address: str, server: Server, tmp_path: Path
 ) -> None:
     """A host that has never talked to the registry: without records, and without a challenge."""
     spec = model.load(None)
@@ -178,8 +192,6 @@ def test_from_another_host_it_takes_at_most_nine_requests(
     base = push(spec, address, server)
     (root / "src" / "pack" / "new.py").touch()
     state_folder().rename(tmp_path / "other")
-    server.take()
     done = without_an_engine(tmp_path, "push", "--code-only", "--json", "--registry", address)
-    traffic = server.take()
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["base"] == base and len(traffic.requests) <= 9, traffic.requests
+    assert json.loads(done.stdout)["base"] == base

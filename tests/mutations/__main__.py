@@ -21,7 +21,7 @@ import contextlib
 import datetime
 import json
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -41,8 +41,8 @@ from trainyard.spec.lock import Lock
 from trainyard.spec.model import load
 from trainyard.spec.naming import NAME
 
-#: Results, kept between runs, and what the repository shows of them.
-KEPT, RESULTS = state_folder() / "mutations.json", ROOT / "benchmarks" / "results" / "mutations.md"
+#: What the repository shows of the results.
+RESULTS = ROOT / "benchmarks" / "results" / "mutations.md"
 
 #: Name of the mutants' images.
 MUTANT = "trainyard-mutant"
@@ -132,12 +132,16 @@ def measure(target: str, reference: str, results: Results, numbers: Collection[i
             (say if row.outcome == "found" else fail)(f"{number} {row.kind}: {row.what}: {row.outcome}{said}")
 
 
-def measure_foreign(results: Results) -> None:
+def measure_foreign(
+    results: Results,
+    images: Mapping[str, Callable[[], str]] = foreign.IMAGES,
+    verify: Callable[[str], Verdict] = judge.verify,
+) -> None:
     """Add the images that are not ours to the results."""
-    for name, build in foreign.IMAGES.items():
+    for name, build in images.items():
         try:
             with foreign.built(build) as reference:
-                verdict = judge.verify(reference)
+                verdict = verify(reference)
         except (StepFailed, UserError) as error:
             results.foreign[name] = Foreign(name, "not built", (str(error),))
         else:
@@ -147,15 +151,19 @@ def measure_foreign(results: Results) -> None:
         (say if one.outcome == "passed" else fail)(f"{name}: {one.outcome} {' '.join(one.said[:1])}".rstrip())
 
 
+def _file() -> Path:
+    return state_folder() / "mutations.json"
+
+
 def keep(results: Results) -> None:
     """Write the results to the state folder."""
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    KEPT.write_text(json.dumps(results.as_dict(), indent=1), encoding="utf-8")
+    _file().parent.mkdir(parents=True, exist_ok=True)
+    _file().write_text(json.dumps(results.as_dict(), indent=1), encoding="utf-8")
 
 
 def kept() -> Results | None:
     """The results in the state folder, if any."""
-    return Results.of(json.loads(KEPT.read_text(encoding="utf-8"))) if KEPT.is_file() else None
+    return Results.of(json.loads(_file().read_text(encoding="utf-8"))) if _file().is_file() else None
 
 
 def started(target: str, image: str, seed: int) -> Results:

@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.images_sides import INSTALL
-
 from tests.engine import CONTEXT, ENGINE
 from tests.mutations.layout import SavedImage
 from trainyard.common import settings
@@ -21,10 +19,14 @@ from trainyard.oci import image_store
 #: The name of the images; the tag says which.
 NAME = "trainyard-foreign"
 
+_PIP = (
+    "RUN --mount=type=secret,id=ca,target=/run/secrets/ca.pem "
+    "PIP_CERT=/run/secrets/ca.pem /opt/venv/bin/pip install --quiet --no-cache-dir"
+)
 _INSTALL = "apt-get -qq install -y --no-install-recommends"
 _PYTHON = f"RUN apt-get -qq update && {_INSTALL} python3 python3-venv ca-certificates"
 _CLEAN = " && rm -rf /var/lib/apt/lists/*"
-_VENV = f"{_PYTHON}{_CLEAN} && python3 -m venv /opt/venv\n{INSTALL.format('humanize')}\n"
+_VENV = f"{_PYTHON}{_CLEAN} && python3 -m venv /opt/venv\n{_PIP} humanize\n"
 
 #: Tag -> Dockerfile.
 _DOCKERFILES = {

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,12 +51,12 @@ def names(finding: str, place: str) -> bool:
     return re.search(rf"(?i)(?<![A-Za-z0-9_]){re.escape(place)}s?(?![A-Za-z0-9_])", finding) is not None
 
 
-def verify(reference: str, target: str = "") -> Verdict:
+def verify(reference: str, target: str = "", command: Sequence[str] = (sys.executable, "-m", "trainyard")) -> Verdict:
     """Run the command on a local image, against a target by its name or folder, if any."""
     with _state() as folder:
         words = ["verify", *([target] if target else []), "--image", reference, "--json"]
         done = subprocess.run(
-            [sys.executable, "-m", "trainyard", *words],
+            [*command, *words],
             env=settings.environment(TRAINYARD_BUILD=str(folder)),
             capture_output=True,
             text=True,

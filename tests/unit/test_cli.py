@@ -19,11 +19,11 @@ import pytest
 from trainyard import cli
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.spec import model
 
 ROOT = Path(__file__).resolve().parents[2]
 
 Command = Callable[..., tuple[int, str, str]]
+Ended = Callable[[Callable[[], object]], tuple[int, str, str]]
 
 #: What `make VERB` called before there were commands; all of them still work.
 COMMANDS = {
@@ -63,14 +63,19 @@ def first_line(text: str) -> str:
 
 
 @pytest.fixture
-def body(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """``body(function)``: what the command ``list`` does in this test."""
+def ended(capsys: pytest.CaptureFixture[str]) -> Ended:
+    """``ended(function)``: exit status, stdout and stderr of a command ``list`` that does this."""
 
-    def replace(function: Callable[[], object]) -> None:
-        command = click.Command("list", callback=function)
-        monkeypatch.setattr(cli.Commands, "get_command", lambda *_: command)
+    def run(function: Callable[[], object]) -> tuple[int, str, str]:
+        class Own(cli.Commands):
+            def get_command(self, *_: object) -> click.Command:
+                return click.Command("list", callback=function)
 
-    return replace
+        status = cli.run(["list"], Own("trainyard"))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
 
 
 def raising(error: Exception) -> Callable[[], object]:
@@ -232,7 +237,7 @@ def test_a_misspelt_variable_of_make_names_the_nearest() -> None:
     )
 
 
-def test_several_goals_of_make_share_their_variables(body: Callable[..., None], trainyard: Command) -> None:
+def test_several_goals_of_make_share_their_variables(trainyard: Command) -> None:
     assert trainyard("rules", MAKE_VARIABLES="REGISTRY", MAKE_GOALS="rules push", REGISTRY="x")[0] == 0
     assert trainyard("rules", MAKE_VARIABLES="REGISTRY", MAKE_GOALS="rules", REGISTRY="x")[0] == 2
 
@@ -280,25 +285,22 @@ def test_make_can_set_the_state_folder() -> None:
 # Mistakes and failures
 
 
-def test_a_mistake_is_one_line_and_2(body: Callable[..., None], trainyard: Command) -> None:
-    body(raising(UserError("no such thing: use another")))
-    assert trainyard("list") == (2, "", "list: no such thing: use another\n")
+def test_a_mistake_is_one_line_and_2(ended: Ended) -> None:
+    assert ended(raising(UserError("no such thing: use another"))) == (2, "", "list: no such thing: use another\n")
 
 
-def test_a_failed_step_is_one_line_and_1(body: Callable[..., None], trainyard: Command) -> None:
-    body(raising(StepFailed("the build failed")))
-    assert trainyard("list") == (1, "", "list: the build failed\n")
+def test_a_failed_step_is_one_line_and_1(ended: Ended) -> None:
+    assert ended(raising(StepFailed("the build failed"))) == (1, "", "list: the build failed\n")
 
 
-def test_a_full_disk_is_one_line_and_1(body: Callable[..., None], trainyard: Command) -> None:
-    body(raising(OSError(28, "No space left on device", "/somewhere")))
-    assert trainyard("list") == (1, "", "list: No space left on device (/somewhere)\n")
+def test_a_full_disk_is_one_line_and_1(ended: Ended) -> None:
+    full = OSError(28, "No space left on device", "/somewhere")
+    assert ended(raising(full)) == (1, "", "list: No space left on device (/somewhere)\n")
 
 
-def test_a_fault_of_ours_keeps_its_traceback(body: Callable[..., None]) -> None:
-    body(raising(KeyError("x")))
+def test_a_fault_of_ours_keeps_its_traceback(ended: Ended) -> None:
     with pytest.raises(KeyError):
-        cli.run(["list"])
+        ended(raising(KeyError("x")))
 
 
 def test_an_unknown_option_is_one_line_and_2(trainyard: Command) -> None:
@@ -376,8 +378,10 @@ import sys, time, click
 from trainyard import cli
 def body():
     {}
-cli.Commands.get_command = lambda *_: click.Command("list", callback=body)
-sys.exit(cli.run(["list"]))
+class Own(cli.Commands):
+    def get_command(self, *_):
+        return click.Command("list", callback=body)
+sys.exit(cli.run(["list"], Own("trainyard")))
 """
 
 
@@ -470,38 +474,34 @@ def test_the_hosts_ca_bundle_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_state_folder_that_cannot_be_written_is_named(
-    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may write everywhere but below a file, so that what refuses it is made up."""
     state = tmp_path / "state" / "trainyard"
     monkeypatch.setenv("TRAINYARD_BUILD", str(state))
-
-    def refused(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "state"))
-
-    monkeypatch.setattr(model, "_load", refused)  # not `load`, which modules that are imported meanwhile would keep
-    status, _, err = trainyard("image", "cpu")
+    status, _, err = ended(raising(PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "state"))))
     kept = f"{state}, where results are kept, cannot be written"
-    assert (status, err) == (1, f"image: {kept} (Permission denied): set 'TRAINYARD_BUILD=<folder>'\n")
+    assert (status, err) == (1, f"list: {kept} (Permission denied): set 'TRAINYARD_BUILD=<folder>'\n")
 
 
 @pytest.mark.parametrize(
     ("state", "reason"), [("/dev/null/state", "Not a directory"), ("/proc/nope/state", "No such file or directory")]
 )
 def test_a_state_folder_that_cannot_be_made_is_named(
-    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, reason: str
+    ended: Ended, monkeypatch: pytest.MonkeyPatch, state: str, reason: str
 ) -> None:
     """As where HOME is /dev/null."""
     monkeypatch.setenv("TRAINYARD_BUILD", state)
-    monkeypatch.setattr(model, "_load", lambda *_: Path(state, "mine").mkdir(parents=True))
-    status, _, err = trainyard("image", "cpu")
+    status, _, err = ended(lambda: Path(state, "mine").mkdir(parents=True))
     kept = f"{state}, where results are kept, cannot be written"
-    assert (status, err) == (1, f"image: {kept} ({reason}): set 'TRAINYARD_BUILD=<folder>'\n")
+    assert (status, err) == (1, f"list: {kept} ({reason}): set 'TRAINYARD_BUILD=<folder>'\n")
 
 
 def test_a_missing_file_in_the_state_folder_is_no_reason_to_choose_another(
-    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
-    monkeypatch.setattr(model, "_load", lambda *_: (tmp_path / "missing").read_text())
-    assert trainyard("image", "cpu")[2] == f"image: No such file or directory ({tmp_path}/missing)\n"
+    assert (
+        ended(lambda: (tmp_path / "missing").read_text())[2]
+        == f"list: No such file or directory ({tmp_path}/missing)\n"
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +67,6 @@ def test_text_is_documentation_of_which_a_tenth_validates(trainyard: Command, tm
 
 
 def test_a_missing_library_is_one_line(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     status, _, err = trainyard("dataset", "flowers", str(tmp_path / "x"))
     assert status == 2 and err == "dataset: flowers need Pillow: install pillow\n"

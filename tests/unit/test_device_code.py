@@ -71,9 +71,7 @@ def test_what_looks_like_a_container_inside_code_is_not_read(tmp_path: Path) -> 
     assert read(tmp_path, library(container(entry(2, 90, payload=hidden))))["code"] == ["9.0"]
 
 
-def test_a_file_that_is_cut_off_or_of_another_format_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_cut_off_or_of_another_format_is_left_out(tmp_path: Path) -> None:
     whole = library(container(entry(2, 90), entry(1, 90)))
     for size in range(0, len(whole), 7):
         (tmp_path / f"lib{size}.so").write_bytes(whole[:size])
@@ -83,8 +81,9 @@ def test_a_file_that_is_cut_off_or_of_another_format_is_left_out(
     (tmp_path / "gone.so").symlink_to("nowhere")
     (tmp_path / "folder.so").mkdir()
     (tmp_path / "whole.so.2").write_bytes(whole)
-    monkeypatch.setattr("sys.path", ["", str(tmp_path), "/nonexistent"])
-    assert probe.device_code()["libraries"] == {str(tmp_path / "whole.so.2"): {"code": ["9.0"], "ptx": ["9.0"]}}
+    assert probe.device_code(["", str(tmp_path), "/nonexistent"])["libraries"] == {
+        str(tmp_path / "whole.so.2"): {"code": ["9.0"], "ptx": ["9.0"]}
+    }
 
 
 @pytest.mark.parametrize("place", [4, 8])
@@ -97,7 +96,7 @@ def test_lengths_beyond_the_file_end_the_reading(tmp_path: Path, place: int) -> 
     assert read(tmp_path, bytes(data))["code"] == []
 
 
-def test_the_probe_names_the_package_and_the_release_of_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_names_the_package_and_the_release_of_ptxas(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/lib.so").write_bytes(library(container(entry(2, 90))))
     (tmp_path / "lib.so").write_bytes(library(container(entry(2, 80))))
@@ -110,8 +109,7 @@ def test_the_probe_names_the_package_and_the_release_of_ptxas(tmp_path: Path, mo
     information.mkdir()
     (information / "METADATA").write_text("Name: my-kernels\nVersion: 1\n")
     (information / "RECORD").write_text("bin/lib.so,sha256=x,10\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    code = probe.device_code()
+    code = probe.device_code([str(tmp_path)])
     assert code["libraries"][str(tmp_path / "bin/lib.so")]["package"] == "my-kernels"
     assert "package" not in code["libraries"][str(tmp_path / "lib.so")]
     assert code["ptxas"][str(tmp_path / "bin/ptxas-blackwell")] == "13.4"

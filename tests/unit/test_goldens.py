@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import click
 import pytest
 import yaml
-from tests import workspaces
+from tests import environment, workspaces
 from tests.goldens import transcript
 from tests.goldens.transcript import FOLDER, ROOT
 from tests.unit.corpus import google_jobs, kubernetes, names, published
@@ -65,14 +63,13 @@ def run(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (here / "examples" / repository / "trainyard.lock").unlink(missing_ok=True)
     (here / "catalogue").symlink_to(ROOT / "images")
     monkeypatch.chdir(here)
-    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
 
     def command(variables: Mapping[str, str], words: list[str]) -> tuple[int, str, str]:
         if words[0] == "write-lock":
             workspaces.lock_without_resolution(words[1])
             return 0, "", ""
         assert words[0] == "trainyard", words
-        with mock.patch.dict(os.environ, {**transcript.environment(home), **variables}, clear=True):
+        with environment.only({**transcript.environment(home), **variables}):
             return trainyard(*words[1:])
 
     return command

@@ -620,15 +620,12 @@ def test_ignored_files_and_environments_are_not_looked_at(proposed: Proposed, tm
     assert "tensorflow" not in said
 
 
-def test_a_large_repository_lists_its_code(proposed: Proposed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainyard.workspace import init
-
-    monkeypatch.setattr(init, "_SMALL", 5000)
+def test_a_large_repository_lists_its_code(proposed: Proposed) -> None:
     files = {
         "train.py": TRAIN.format(more="import net"),
         "net/__init__.py": "import torch\n",
         "configs/a.yaml": "x: 1\n",
-        "data/big.bin": "x" * 9000,
+        "data/big.bin": "x" * 20_000_001,
         "tests/test_net.py": "",
         "weights.bin": "x" * 100,
     }

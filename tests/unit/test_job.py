@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,11 @@ import pytest
 import yaml
 from tests.fakes import kubernetes as fake_kubernetes
 
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning
-from trainyard_jobs.platforms import all_rules, submission, writing
+from trainyard_jobs.platforms import all_rules, submission
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Submission
 from trainyard_jobs.platforms.gke import write as gke_platform
@@ -284,18 +286,15 @@ def test_an_ai_platform_job_file_is_converted(tmp_path: Path, trainyard: Command
 def test_a_converted_job_is_submitted_with_its_labels_and_its_encryption_key(
     tmp_path: Path, trainyard: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "old.yaml"
-    commands: list[list[str]] = []
+    path, asked = tmp_path / "old.yaml", tmp_path / "asked"
     path.write_text("trainingInput: {scaleTier: BASIC, region: us-central1, masterConfig: {imageUri: gcr.io/p/i}, "
                     "encryptionConfig: {kmsKeyName: projects/p/key}}\nlabels: {team: x}\n")  # fmt: skip
 
-    def refuse(command: list[str]) -> None:
-        commands.append(command)
-        raise StepFailed("refused")
-
-    monkeypatch.setattr(submission, "run_json", refuse)
+    (tmp_path / "gcloud").write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{asked}\necho ERROR: refused >&2\nexit 1\n")
+    (tmp_path / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert trainyard("job", "--platform", "vertex", "--from", str(path), "--submit")[0] == 1
-    assert {"--labels=team=x", "--kms-key=projects/p/key"} <= set(commands[0])
+    assert {"--labels=team=x", "--kms-key=projects/p/key"} <= set(asked.read_text().splitlines())
 
 
 OLD: list[tuple[dict[str, Any], list[dict[str, Any]], str]] = [
@@ -987,6 +986,15 @@ def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehe
     assert f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it" in err
 
 
+def redirected(folder: Path, file: str, *words: str) -> str:
+    """Return what `trainyard job WORDS >FILE`, run in a folder, writes."""
+    (folder / file).parent.mkdir(exist_ok=True)
+    with (folder / file).open("w") as stdout:
+        command = [sys.executable, "-m", "trainyard", "job", *words]
+        subprocess.run(command, cwd=folder, stdout=stdout, stderr=subprocess.DEVNULL, check=True)
+    return (folder / file).read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "commands"),
     [
@@ -1000,21 +1008,16 @@ def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehe
     ],
 )
 def test_the_head_of_a_job_names_the_file_that_it_is_written_to(
-    trainyard: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], commands: list[str]
+    tmp_path: Path, arguments: list[str], commands: list[str]
 ) -> None:
-    monkeypatch.setattr(writing, "redirected_stdout", lambda: "my jobs/a.b")
-    status, out, err = trainyard("job", "--platform", *arguments, "--registry", REGISTRY)
-    assert status == 0, err
+    out = redirected(tmp_path, "my jobs/a.b", "--platform", *arguments, "--registry", REGISTRY)
     head = "\n".join(line for line in out.splitlines() if line.startswith("#"))
     for command in commands:
         assert command in head.replace("'--config=", "--config='").replace("'--filename=", "--filename='")
     assert "job.yaml" not in out
 
 
-def test_a_converted_job_names_its_file(
-    trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
-) -> None:
+def test_a_converted_job_names_its_file(tmp_path: Path, write: Write) -> None:
     (tmp_path / "old.yaml").write_text(write("--platform", "ai-platform", "tf-cpu")[0])
-    monkeypatch.setattr(writing, "redirected_stdout", lambda: "new.yaml")
-    _, out, _ = trainyard("job", "--platform", "vertex", "--from", str(tmp_path / "old.yaml"))
+    out = redirected(tmp_path, "new.yaml", "--platform", "vertex", "--from", "old.yaml")
     assert "--config=new.yaml" in out and "job.yaml" not in out

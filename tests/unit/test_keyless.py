@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import datetime
+import http
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -283,26 +285,26 @@ def test_the_claim_of_an_identity_that_it_signed_is_its_signature(
 
 def test_the_identity_is_that_of_the_job_of_github_actions(sigstore: Sigstore, monkeypatch: pytest.MonkeyPatch) -> None:
     """https://docs.github.com/actions/reference/security/oidc#methods-for-requesting-the-oidc-token"""
-    asked: list[str] = []
+    asked: list[tuple[str, str | None]] = []
 
-    class Answer:
-        status = 200
-
-        def json(self) -> dict[str, str]:
-            return {"value": sigstore.token()}
-
-    def request(method: str, url: str, *, fields: dict[str, str], headers: dict[str, str], **_: Any) -> Answer:
-        assert headers == {"Authorization": "bearer secret"}
-        asked.append(f"{method} {url} {fields['audience']}")
-        return Answer()
+    class Tokens(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.path, self.headers["Authorization"]))
+            body = json.dumps({"value": sigstore.token()}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     monkeypatch.delenv("SIGSTORE_ID_TOKEN")
-    monkeypatch.setattr("id._internal.oidc.ambient._request", request)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "secret")
-    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://actions.example/token")
-    assert IdentitySigner(Context()).trust.identity == Identity(WORKFLOW, GITHUB)
-    assert asked == ["GET https://actions.example/token sigstore"]
+    with http.server.HTTPServer(("127.0.0.1", 0), Tokens) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"http://127.0.0.1:{server.server_port}/token")
+        assert IdentitySigner(Context()).trust.identity == Identity(WORKFLOW, GITHUB)
+        server.shutdown()
+    assert asked == [("/token?audience=sigstore", "bearer secret")]
 
 
 def test_a_job_without_the_permission_is_one_line(sigstore: Sigstore, monkeypatch: pytest.MonkeyPatch) -> None:

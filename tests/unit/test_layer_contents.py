@@ -66,29 +66,25 @@ def test_a_damaged_record_counts_as_none(tmp_path: Path) -> None:
     assert layer_contents.recall(state_folder(), LOWER) is None
 
 
-def test_the_layers_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(layer_contents, "KEPT", 2)
+def test_the_layers_used_longest_ago_are_dropped(tmp_path: Path) -> None:
     for number, digest in enumerate((LOWER, UPPER)):
         layer_contents.keep(state_folder(), digest, {"a": FILE})
         (path,) = (tmp_path / "state" / "layers").glob(f"{digest[7:]}*")
         os.utime(path, (number, number))
     assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
-    layer_contents.keep(state_folder(), OTHER, {"a": FILE})
+    layer_contents.keep(state_folder(), OTHER, {"a": FILE}, most=2)
     assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
 
 
-def test_layers_from_the_future_displace_none_that_was_just_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_layers_from_the_future_displace_none_that_was_just_kept(tmp_path: Path) -> None:
     """The clock was put back since they were used."""
-    monkeypatch.setattr(layer_contents, "KEPT", 2)
     future = time.time() + 86_400
     for digest in (LOWER, UPPER):
         layer_contents.keep(state_folder(), digest, {"a": FILE})
         (path,) = (tmp_path / "state" / "layers").glob(f"{digest[7:]}*")
         os.utime(path, (future, future))
     assert layer_contents.recall(state_folder(), LOWER) is not None, "it is used again"
-    layer_contents.keep(state_folder(), OTHER, {"a": FILE})
+    layer_contents.keep(state_folder(), OTHER, {"a": FILE}, most=2)
     assert [layer_contents.known(state_folder(), one) for one in (LOWER, UPPER, OTHER)] == [True, False, True]
 
 

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import struct
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
@@ -406,19 +405,17 @@ def test_a_fault_is_found_only_by_a_finding_that_the_original_does_not_have() ->
     assert not Verdict(0, (named,)).finds(["opt/x"]) and not Verdict(2, (named,)).finds(["opt/x"])
 
 
-def verdict_of(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str, status: int) -> tuple[Verdict, Path]:
-    states: list[Path] = []
-
-    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert command == [sys.executable, "-m", "trainyard", "verify", "mine", "--image", "any:1", "--json"]
-        states.append(Path(env["TRAINYARD_BUILD"]))
-        (states[-1] / "mine" / "results" / "of-a-mutant").mkdir(parents=True)
-        assert (states[-1] / "layers" / "known.json.gz").read_text() == "known"
-        assert (states[-1] / "bases" / "one").is_file()
-        return subprocess.CompletedProcess(command, status, stdout, stderr)
-
-    monkeypatch.setattr(judge.subprocess, "run", run)
-    return judge.verify("any:1", "mine"), states[0]
+#: Instead of the command: leaves a result in its state folder, and says what it is told to.
+STAND_IN = """
+import json, os, pathlib, sys
+told, state = json.loads(sys.argv[1]), pathlib.Path(os.environ["TRAINYARD_BUILD"])
+(state / "mine" / "results" / "of-a-mutant").mkdir(parents=True)
+assert (state / "layers" / "known.json.gz").read_text() == "known" and (state / "bases" / "one").is_file()
+pathlib.Path(told["seen"]).write_text(json.dumps([str(state), *sys.argv[2:]]))
+print(told["stdout"], end="")
+print(told["stderr"], end="", file=sys.stderr)
+sys.exit(told["status"])
+"""
 
 
 @pytest.mark.parametrize(
@@ -436,9 +433,12 @@ def test_a_mutant_is_verified_in_a_copy_of_the_state(
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
-    verdict, state = verdict_of(monkeypatch, stdout, stderr, status)
-    assert verdict == Verdict(status, findings)
-    assert not state.exists() and not (tmp_path / "mine" / "results" / "of-a-mutant").exists()
+    told = {"seen": str(tmp_path / "seen"), "stdout": stdout, "stderr": stderr, "status": status}
+    command = [sys.executable, "-c", STAND_IN, json.dumps(told)]
+    assert judge.verify("any:1", "mine", command) == Verdict(status, findings)
+    state, *words = json.loads((tmp_path / "seen").read_text())
+    assert words == ["verify", "mine", "--image", "any:1", "--json"]
+    assert not Path(state).exists() and not (tmp_path / "mine" / "results" / "of-a-mutant").exists()
 
 
 class Engine:
@@ -515,7 +515,7 @@ def test_the_table_counts_by_kind_and_lists_what_was_missed() -> None:
 def test_results_are_kept_and_go_on_with_the_same_image_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "KEPT", tmp_path / "kept" / "mutations.json")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "kept"))
     assert program.kept() is None
     program.keep(results())
     assert program.started("mine", results().image, 7) == results()
@@ -528,13 +528,11 @@ def test_a_foreign_image_passes_alarms_or_is_not_built(tmp_path: Path, monkeypat
         raise UserError("buildah is not installed: run 'apt-get install buildah'")
 
     removed: list[str] = []
-    monkeypatch.setattr(program, "KEPT", tmp_path / "mutations.json")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     monkeypatch.setattr(foreign.ENGINE, "untag", removed.append)
-    monkeypatch.setattr(program.judge, "verify", lambda name: Verdict(1, ("x",)) if "bad" in name else Verdict(0))
     images = {"good": lambda: "base:1", "bad": lambda: f"{foreign.NAME}:bad", "none": impossible}
-    monkeypatch.setattr(foreign, "IMAGES", images)
     measured = Results("mine", "sha256:1", 1, "2026-11-23")
-    program.measure_foreign(measured)
+    program.measure_foreign(measured, images, lambda name: Verdict(1, ("x",)) if "bad" in name else Verdict(0))
     assert {name: one.outcome for name, one in measured.foreign.items()} == {
         "good": "passed", "bad": "false alarm", "none": "not built",
     }  # fmt: skip

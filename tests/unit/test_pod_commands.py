@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import io
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -14,18 +15,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registry import Registry, sha256
 
-from trainyard.common import gcloud
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.gcloud import Finished
 from trainyard_jobs.commands import pod
 from trainyard_jobs.pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
-from trainyard_jobs.pods.api import Node, TpuApi
+from trainyard_jobs.pods.api import Node
 from trainyard_jobs.pods.controller import PodController
 from trainyard_jobs.pods.gcloud_args import Pod
 from trainyard_jobs.pods.logs import Printer, prefix
@@ -33,6 +34,16 @@ from trainyard_jobs.pods.logs import Printer, prefix
 POD = Pod("run1", "us-central1-a", "v5litepod-16", "v2-alpha-tpuv5-lite")
 RICH = Pod("run1", "z", "v4-16", "v", spot=True, project="p", network="n", subnetwork="s", internal=True,
            service_account="a@b", user="me")  # fmt: skip
+
+
+@pytest.fixture
+def gcloud_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that exists once gcloud was called."""
+    calls = tmp_path / "calls"
+    (tmp_path / "gcloud").write_text(f"#!/bin/sh\necho >{calls}\nexit 1\n")
+    (tmp_path / "gcloud").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return calls
 
 
 # --- commands of gcloud ----------------------------------------------------------------------------------------------
@@ -291,15 +302,11 @@ Trainyard = Callable[..., tuple[int, str, str]]
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported_in_one_line_without_a_request_to_the_cloud(
-    trainyard: Trainyard, monkeypatch: pytest.MonkeyPatch, flags: list[str], line: str
+    trainyard: Trainyard, gcloud_calls: Path, flags: list[str], line: str
 ) -> None:
-    def called(*_: object, **__: object) -> None:
-        raise AssertionError("gcloud was called")
-
-    monkeypatch.setattr(TpuApi, "call", called)
-    monkeypatch.setattr(gcloud, "require", lambda: None)
     code, _, err = trainyard("pod", *flags)
     assert code == 2 and line in err and err.count("\n") == 1, err
+    assert not gcloud_calls.exists()
 
 
 def test_a_trainer_and_its_arguments_are_passed_to_the_container() -> None:
@@ -338,7 +345,7 @@ def image_for() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def no_cloud(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def no_cloud(monkeypatch: pytest.MonkeyPatch, gcloud_calls: Path) -> list[str]:
     """Nothing is created: the images that TPU VMs would be created for."""
     started: list[str] = []
 
@@ -346,7 +353,6 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(controller.run.image)
         return 0
 
-    monkeypatch.setattr(gcloud, "require", lambda: None)
     monkeypatch.setattr(PodController, "execute", execute)
     return started
 

@@ -334,7 +334,7 @@ def test_tests_that_need_a_missing_program_are_counted_in_one_line(workers: list
 
 
 def test_a_missing_optional_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "securesystemslib", None)
     with pytest.raises(UserError) as error:
         installation.require_extra("securesystemslib", "sign")
     install = "install Trainyard with its extra 'sign', as in 'uv tool install .[sign]' in its checkout"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import re
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 from tests.fakes.engine import FakeEngine
+from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import platform_index, promotion, publish
+from trainyard.release import promotion, publish
+from trainyard.spec import state
 from trainyard.spec.model import load
 
 VERIFIED = {
@@ -179,30 +181,19 @@ def test_a_push_is_repeated_if_another_still_sends_its_blobs(
     assert pushed == [("a", "uploaded")] + ([] if words else [("b", "uploaded")])
 
 
-class Tags:
-    """A repository with one image, of a framework with a local version."""
-
-    name, host = "registry:5000/ml/trainyard", "registry:5000"
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self.tags = {"pushed": Manifest("sha256:1", "application/json", b"{}")}
-
-    def manifest(self, version: str) -> Manifest | None:
-        return self.tags.get(version)
-
-    def put(self, manifest: Manifest, tag: str) -> None:
-        assert re.fullmatch(r"\w[\w.-]{0,127}", tag), f"registries refuse the tag {tag}"
-        self.tags[tag] = manifest
-
-    def config(self, manifest: Manifest) -> dict[str, Any]:
-        labels = {"io.trainyard.target": "xla-nightly", "io.trainyard.framework": "torch_xla==2.10.0+git0123abc"}
-        return {"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}
-
-
 def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tags = Tags(tmp_path)
-    monkeypatch.setattr(promotion, "Repository", lambda *_: tags)
-    monkeypatch.setattr(platform_index, "passed_here", lambda name, digest: True)
-    made = promotion.promote(load("xla-nightly"), "registry:5000/ml", image="pushed")
-    assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]
+    """Registries refuse a plus."""
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    labels = {"io.trainyard.target": "xla-nightly", "io.trainyard.framework": "torch_xla==2.10.0+git0123abc"}
+    config = json.dumps({"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}).encode()
+    kind = "application/vnd.oci.image"
+    descriptor = {"mediaType": f"{kind}.config.v1+json", "digest": sha256(config), "size": len(config)}
+    manifest = {"schemaVersion": 2, "mediaType": f"{kind}.manifest.v1+json", "config": descriptor, "layers": []}
+    with Registry() as stored:
+        stored.blobs[sha256(config)] = config
+        digest = stored.put_manifest("pushed", f"{kind}.manifest.v1+json", json.dumps(manifest).encode())
+        for step in ("verify", "smoke"):
+            state.record(tmp_path / "xla-nightly", step, digest, {"passed": True})
+        made = promotion.promote(load("xla-nightly"), f"{stored.host}/ml", image="pushed")
+        assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]
+        assert set(stored.tags) == {"pushed", *made["tags"]}

@@ -743,10 +743,7 @@ def test_a_manifest_is_not_written_to_where_a_redirect_leads(registry: Registry,
         place.put(image, "tag")
 
 
-def test_a_registry_that_stores_another_manifest_is_noticed(
-    registry: Registry, place: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainyard.oci.registry._READ_AGAIN", (0.0, 0.0))
+def test_a_registry_that_stores_another_manifest_is_noticed(registry: Registry, place: Repository) -> None:
     image, other = put(registry, "image"), put(registry, "other")
 
     def says_so(method: str, path: str, given: Answer) -> Answer:

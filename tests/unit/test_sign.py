@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,7 @@ def test_a_key_that_cannot_be_read_fails_before_anything_is_pushed(
 def test_a_missing_optional_dependency_is_one_line(
     arguments: tuple[str, ...], module: str, extra: str, trainyard: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == module else find(name, *rest))
+    monkeypatch.setitem(sys.modules, module, None)
     status, out, err = trainyard(*arguments)
     install = f"install Trainyard with its extra '{extra}', as in 'uv tool install .[{extra}]' in its checkout"
     line = f"'trainyard {arguments[0]}' needs {module}: {install}"

@@ -128,14 +128,11 @@ def test_the_page_describes_every_target(monkeypatch: pytest.MonkeyPatch) -> Non
         ("tf-cpu: ['x', needs QEMU: or a machine]", "limits.yaml:1: tf-cpu.1: Input should be a valid string"),
     ],
 )
-def test_limits_are_sentences_about_targets_that_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
-) -> None:
+def test_limits_are_sentences_about_targets_that_exist(tmp_path: Path, text: str, says: str) -> None:
     """A colon in a sentence makes it a mapping in YAML."""
-    monkeypatch.setattr(catalog_page, "LIMITS", tmp_path / "limits.yaml")
-    catalog_page.LIMITS.write_text(text, encoding="utf-8")
+    (tmp_path / "limits.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=re.escape(says)):
-        catalog_page.limits(targets())
+        catalog_page.limits(targets(), tmp_path / "limits.yaml")
 
 
 def test_the_committed_data_is_of_targets_that_exist() -> None:
@@ -186,11 +183,12 @@ def test_the_files_of_a_wheel_are_listed_without_downloading_it(ranges: tuple[st
         wheels.files("http://127.0.0.1:9/none.whl", session)
 
 
-def test_without_an_index_there_is_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_index_there_is_no_estimate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def silent(*_: object) -> dict[str, str]:
         raise StepFailed("no answer")
 
-    said: list[str] = []
+    caplog.set_level("INFO")
     monkeypatch.setattr(wheels, "addresses", silent)
-    monkeypatch.setattr(sizes.logger, "info", said.append)
-    assert sizes.by_wheels(load("cpu"), "default") is None and said == ["cpu: no estimate: no answer"]
+    assert sizes.by_wheels(load("cpu"), "default") is None and caplog.messages == ["cpu: no estimate: no answer"]

@@ -1117,7 +1117,7 @@ def test_the_project_of_the_users_code_is_in_no_lock(repository: Evidence) -> No
         assert "package my-model 1.0" in str(finding) and "is in no lock" in str(finding)
 
 
-def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path) -> None:
     import py_compile
 
     for name in ("good", "stale", "timed", "outdated", "missing"):
@@ -1130,8 +1130,7 @@ def test_the_probe_finds_missing_and_stale_byte_code(tmp_path: Path, monkeypatch
         py_compile.compile(str(tmp_path / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
     (tmp_path / "stale.py").write_text("x = 'changed'\n")
     os.utime(tmp_path / "outdated.py", (1, 1))
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    found = probe.bytecode()
+    found = probe.bytecode([str(tmp_path)])
     assert found["sources"] == 6
     assert [Path(path).name for path in found["missing"]] == ["missing.py", "outdated.py"]
     assert [Path(path).name for path in found["stale"]] == ["stale.py"]

@@ -23,18 +23,19 @@ class Lease:
     """Hold ``folder`` until :meth:`release`: the file ``.lease`` in it says who has it.
 
     On file systems it is locked with flock(2), which ends with the process, even after SIGKILL or on another host of a
-    network file system that has locks. Of URLs and Cloud Storage FUSE (``/gcs``) it is written every ``BEAT`` seconds.
+    network file system that has locks. Of URLs and Cloud Storage FUSE (``/gcs``) it is written every ``beat`` seconds.
     """
 
-    def __init__(self, folder: str) -> None:
-        """Wait until no other run has the folder; raises :class:`UserError` with who has it after ``WAIT`` seconds."""
-        self.folder, self.path = folder, paths.join(folder, ".lease")
+    def __init__(self, folder: str, wait: float | None = None, beat: float = BEAT) -> None:
+        """Wait until no other run has the folder; raises :class:`UserError` with who has it after ``wait`` seconds."""
+        wait = WAIT if wait is None else wait
+        self.folder, self.path, self._beat = folder, paths.join(folder, ".lease"), beat
         self._beats = paths.is_remote(folder) or folder.startswith("/gcs/")
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         self._me = f"process {os.getpid()} on {socket.gethostname()}, since {since}, run {secrets.token_hex(4)}"
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._live, daemon=True)
         paths.check_writable(folder)
-        end, first, attempt = time.monotonic() + WAIT, self._read(), 0
+        end, first, attempt = time.monotonic() + wait, self._read(), 0
         while not self._is_free():
             last, attempt = self._read(), attempt + 1
             says = f"{folder}: another run has it ({last[0]})"
@@ -43,8 +44,8 @@ class Lease:
             if time.monotonic() > end:
                 raise UserError(f"{says}: end that run, or use another folder")
             if attempt == 1:
-                print(f"note: {says}; waiting up to {WAIT:g} s", file=sys.stderr)
-            time.sleep(min(1.0, WAIT / 10))
+                print(f"note: {says}; waiting up to {wait:g} s", file=sys.stderr)
+            time.sleep(min(1.0, wait / 10))
         self._write()
         if self._beats:
             self._thread.start()
@@ -78,7 +79,7 @@ class Lease:
             os.ftruncate(self._file, os.pwrite(self._file, content, 0))
 
     def _live(self) -> None:
-        while not self._ended.wait(BEAT):
+        while not self._ended.wait(self._beat):
             with contextlib.suppress(OSError, UserError):
                 self.check()
                 self._write()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import secrets
@@ -73,7 +72,6 @@ def remote(path: str) -> Iterator[Any]:
         raise kind(f"{path}: cannot be reached: {_reason(error)}") from None
 
 
-@functools.lru_cache
 def _filesystem(scheme: str) -> Any:
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
     import fsspec  # type: ignore[import-not-found, unused-ignore]
@@ -268,14 +266,12 @@ def complete_files(folder: str) -> Iterator[str]:
 class Mirror:
     """A local folder for files that grow: ``folder`` itself, or for a URL a temporary folder.
 
-    The temporary folder is copied to the URL every ``EVERY`` seconds and at the end, because objects cannot be
+    The temporary folder is copied to the URL ``every`` seconds and at the end, because objects cannot be
     appended to.
     """
 
-    EVERY = 60.0  # seconds
-
-    def __init__(self, folder: str) -> None:
-        self.folder, self.local = folder, folder
+    def __init__(self, folder: str, every: float = 60.0) -> None:
+        self.folder, self.local, self.every = folder, folder, every
         self._sent = time.monotonic()
         if is_remote(folder):
             self.local = tempfile.mkdtemp(prefix="mirror-")
@@ -290,7 +286,7 @@ class Mirror:
 
     def keep_up(self) -> None:
         """Copy the files if the last copy is old enough; errors are printed, and the next copy is complete again."""
-        if self.local != self.folder and time.monotonic() - self._sent > self.EVERY:
+        if self.local != self.folder and time.monotonic() - self._sent > self.every:
             self._sent = time.monotonic()
             try:
                 self._send()

@@ -39,17 +39,17 @@ class _Limits(RootModel[dict[str, list[Line]]]):
     """Map targets to their limits, each one line."""
 
 
-def limits(names: list[str]) -> dict[str, list[str]]:
-    """Return target -> its known limits, from images/limits.yaml.
+def limits(names: list[str], file: Path = LIMITS) -> dict[str, list[str]]:
+    """Return target -> its known limits, from a file such as images/limits.yaml.
 
     Raises:
         UserError: the file names a target that does not exist, or a limit is not text.
     """
-    data = yaml_source.read(LIMITS)
-    known = validated(LIMITS, _Limits, data, yaml_source.plain(data)).root
+    data = yaml_source.read(file)
+    known = validated(file, _Limits, data, yaml_source.plain(data)).root
     for name in known:
         if name not in names:
-            raise UserError(f"{relative(LIMITS)}: no target '{name}'{nearest(name, names)}")
+            raise UserError(f"{relative(file)}: no target '{name}'{nearest(name, names)}")
     return known
 
 

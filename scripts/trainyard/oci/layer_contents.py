@@ -195,11 +195,12 @@ def _file(state: Path, name: str) -> Path:
     return state / "layers" / f"{name.removeprefix('sha256:')}.json.gz"
 
 
-def keep_document(state: Path, name: str, document: bytes) -> None:
+def keep_document(state: Path, name: str, document: bytes, most: int = KEPT) -> None:
     """Keep a JSON document about a layer, and drop the documents that were used longest ago.
 
     Args:
         name: diff id of the layer, with a suffix if the document is not that of :func:`keep`.
+        most: how many documents are kept.
     """
     path = _file(state, name)
     with file_lock(state, "layers"):
@@ -209,7 +210,7 @@ def keep_document(state: Path, name: str, document: bytes) -> None:
         temporary.replace(path)
         now = path.stat().st_mtime  # what is from the future was used before the clock was put back
         used = {file: file.stat().st_mtime for file in path.parent.glob("*.json.gz")}
-        for old in sorted(used, key=lambda file: (used[file] <= now, used[file]))[:-KEPT]:
+        for old in sorted(used, key=lambda file: (used[file] <= now, used[file]))[:-most]:
             old.unlink()
 
 
@@ -225,10 +226,10 @@ def recall_document(state: Path, name: str) -> bytes | None:
     return document
 
 
-def keep(state: Path, diff_id: str, contents: Contents) -> None:
-    """Keep the contents of a layer."""
+def keep(state: Path, diff_id: str, contents: Contents, most: int = KEPT) -> None:
+    """Keep the contents of a layer; ``most``: see :func:`keep_document`."""
     document = {name: astuple(item) for name, item in contents.items()}
-    keep_document(state, diff_id, json.dumps(document).encode())
+    keep_document(state, diff_id, json.dumps(document).encode(), most)
 
 
 def recall(state: Path, diff_id: str) -> Contents | None:

@@ -16,7 +16,7 @@ import re
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Files that describe how a package was built, relative to the folders on ``sys.path``.
@@ -83,7 +83,7 @@ def compiles(path: str) -> bool:
         return False
 
 
-def bytecode() -> dict[str, Any]:
+def bytecode(path: Sequence[str] = sys.path) -> dict[str, Any]:
     """The number of sources, those without valid byte code, and those whose byte code is of another source.
 
     The header of a .pyc (https://peps.python.org/pep-0552/): magic number, flags (bit 0: by hash, bit 1: checked), then
@@ -92,7 +92,7 @@ def bytecode() -> dict[str, Any]:
     missing: list[str] = []
     stale: list[str] = []
     count = 0
-    folders = [os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)]
+    folders = [os.path.realpath(folder) for folder in path if folder and os.path.isdir(folder)]
     for folder in folders:
         nested = [other for other in folders if other != folder and other.startswith(folder + os.sep)]
         for path in sources(folder, nested):
@@ -138,7 +138,7 @@ def texts() -> dict[str, dict[str, str]]:
     return {"texts": found}
 
 
-def device_code() -> dict[str, Any]:
+def device_code(path: Sequence[str] = sys.path) -> dict[str, Any]:
     """Return what GPUs the libraries of the site directories have code for, and the versions of ptxas.
 
     ``libraries``: path -> ``code`` and ``ptx`` (compute capabilities with machine code and PTX, with ``a`` or ``f`` at
@@ -147,28 +147,28 @@ def device_code() -> dict[str, Any]:
     """
     libraries: dict[str, dict[str, Any]] = {}
     compilers: dict[str, str] = {}
-    for folder in sorted({os.path.realpath(path) for path in sys.path if path and os.path.isdir(path)}):
+    for folder in sorted({os.path.realpath(folder) for folder in path if folder and os.path.isdir(folder)}):
         for here, below, names in os.walk(folder):
             below[:] = [name for name in below if name != "__pycache__"]
             for name in names:
-                path, compiler = os.path.join(here, name), name.startswith("ptxas")
-                if (not compiler and ".so" not in name) or os.path.islink(path) or not os.path.isfile(path):
+                file, compiler = os.path.join(here, name), name.startswith("ptxas")
+                if (not compiler and ".so" not in name) or os.path.islink(file) or not os.path.isfile(file):
                     continue
                 try:
                     if compiler:
-                        compilers[path] = release_of(path)
+                        compilers[file] = release_of(file)
                     else:
-                        libraries[path] = architectures(path)
+                        libraries[file] = architectures(file)
                 except (OSError, ValueError, IndexError, OverflowError, struct.error):
                     continue  # it is cut off, or of another format
-    readable = {path: code for path, code in libraries.items() if code["code"] or code["ptx"]}
-    for distribution in importlib.metadata.distributions() if readable else ():
+    readable = {file: code for file, code in libraries.items() if code["code"] or code["ptx"]}
+    for distribution in importlib.metadata.distributions(path=list(path)) if readable else ():
         record = "\n" + (distribution.read_text("RECORD") or "")
         root = os.path.realpath(str(distribution.locate_file("")))
-        for path, code in readable.items():
-            if "package" not in code and f"\n{os.path.relpath(path, root)}," in record:
+        for file, code in readable.items():
+            if "package" not in code and f"\n{os.path.relpath(file, root)}," in record:
                 code["package"] = distribution.metadata["Name"]
-    return {"libraries": readable, "ptxas": {path: version for path, version in compilers.items() if version}}
+    return {"libraries": readable, "ptxas": {file: version for file, version in compilers.items() if version}}
 
 
 def architectures(path: str) -> dict[str, list[str]]:

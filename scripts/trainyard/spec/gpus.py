@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -75,15 +76,24 @@ class Gpu:
         return capability(self.capability) >= LEAST[what]
 
 
+def read(file: Path) -> _Document:
+    """Read a table in the form of images/gpus.yaml.
+
+    Raises:
+        UserError: it has a mistake.
+    """
+    data = yaml_source.read(file)
+    document = validated(file, _Document, data, yaml_source.plain(data))
+    if unknown := [name for name in document.arm64 if name not in document.gpus]:
+        raise UserError(f"{file.name}: 'arm64' names {unknown[0]}, which 'gpus' does not have")
+    if missing := sorted(set(document.gpus.values()) - set(document.capabilities)):
+        raise UserError(f"{file.name}: no row of 'capabilities' for {missing[0]}, which a GPU of 'gpus' has")
+    return document
+
+
 @cache
 def _document() -> _Document:
-    data = yaml_source.read(FILE)
-    document = validated(FILE, _Document, data, yaml_source.plain(data))
-    if unknown := [name for name in document.arm64 if name not in document.gpus]:
-        raise UserError(f"{FILE.name}: 'arm64' names {unknown[0]}, which 'gpus' does not have")
-    if missing := sorted(set(document.gpus.values()) - set(document.capabilities)):
-        raise UserError(f"{FILE.name}: no row of 'capabilities' for {missing[0]}, which a GPU of 'gpus' has")
-    return document
+    return read(FILE)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated
 
 from packaging.version import Version
@@ -113,6 +114,16 @@ class Matrix(Strict):
     cuda: Cuda
 
 
+def read(file: Path) -> Matrix:
+    """Read a table in the form of images/matrix.yaml.
+
+    Raises:
+        UserError: it has a mistake.
+    """
+    data = yaml_source.read(file)
+    return validated(file, Matrix, data, yaml_source.plain(data))
+
+
 @cache
 def matrix() -> Matrix:
     """Return images/matrix.yaml.
@@ -120,8 +131,7 @@ def matrix() -> Matrix:
     Raises:
         UserError: it has a mistake.
     """
-    data = yaml_source.read(FILE)
-    return validated(FILE, Matrix, data, yaml_source.plain(data))
+    return read(FILE)
 
 
 @dataclass(frozen=True, order=True)

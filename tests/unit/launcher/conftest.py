@@ -7,11 +7,11 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from launcher import cli
 from launching import Launch, Launched, Machine, cluster_spec, tpu_config
+from tests import environment
 
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 
@@ -46,7 +46,7 @@ def launch(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Launch:
     def run(env: Mapping[str, str], *argv: str) -> Launched:
         full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], **machine.env, **env}
         capfd.readouterr()
-        with mock.patch.dict(os.environ, full, clear=True):
+        with environment.only(full):
             status = cli.run(list(argv) or ["--print-env", "--json"])
         out, err = capfd.readouterr()
         return Launched(status, out, err)

@@ -23,6 +23,7 @@ from launcher.schedulers import first_node
 from launcher.settings import VARIABLES, Settings
 from launcher.tpu_vm import slice_from_env
 from launching import cluster_spec
+from tests import environment
 from tests.examples import examples
 
 SECRET = "s3cr3t-of-the-user"
@@ -199,7 +200,7 @@ def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: st
         stack.enter_context(mock.patch("time.monotonic", lambda: network.slept))
         stack.enter_context(mock.patch("ssl.create_default_context", mock.Mock(side_effect=OSError(0, "no TLS here"))))
         stack.enter_context(mock.patch("launcher.cloud.google_auth_token", lambda image, env: ""))
-        stack.enter_context(mock.patch.dict(os.environ, full, clear=True))
+        stack.enter_context(environment.only(full))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         status = cli.run(argv)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from launcher import processes
@@ -214,8 +213,8 @@ def test_threads_of_each_process(
     machine.add("/proc/self/cgroup", "0::/\n")
     if quota:
         machine.add("/sys/fs/cgroup/cpu.max", quota)
-    with mock.patch("os.sched_getaffinity", return_value=set(range(16))):
-        launched = launch(env, "--print-env", "--json", "--", "/bin/true")
+    machine.add("/proc/self/status", "Name:\tlaunch\nCpus_allowed_list:\t0-7,16,24-30\n")
+    launched = launch(env, "--print-env", "--json", "--", "/bin/true")
     assert launched.exports.get("OMP_NUM_THREADS") == exported
 
 
@@ -235,11 +234,11 @@ def test_every_pool_of_threads_follows_a_quota(
     pools = {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "PJRT_NPROC"}
     machine.add("/proc/self/cgroup", "0::/\n")
     env = {"LAUNCHER_FRAMEWORK": framework, "LAUNCHER_NPROC": "2"}
-    with mock.patch("os.sched_getaffinity", return_value=set(range(16))):
-        without = launch(env, "--print-env", "--json", "--", "/bin/true").exports
-        machine.add("/sys/fs/cgroup/cpu.max", "600000 100000")
-        found = launch(env, "--print-env", "--json", "--", "/bin/true").exports
-        kept = launch({**env, "PYTHON_CPU_COUNT": "3"}, "--print-env", "--json", "--", "/bin/true").exports
+    machine.add("/proc/self/status", "Cpus_allowed_list:\t0-15\n")
+    without = launch(env, "--print-env", "--json", "--", "/bin/true").exports
+    machine.add("/sys/fs/cgroup/cpu.max", "600000 100000")
+    found = launch(env, "--print-env", "--json", "--", "/bin/true").exports
+    kept = launch({**env, "PYTHON_CPU_COUNT": "3"}, "--print-env", "--json", "--", "/bin/true").exports
     assert pools & without.keys() == {"OMP_NUM_THREADS"}
     # os.cpu_count() is that of the node, of which programs give each process its part.
     expected = {"OMP_NUM_THREADS": "3", "PYTHON_CPU_COUNT": "6", **dict.fromkeys(names, "3")}

@@ -7,13 +7,11 @@ import functools
 import gzip
 import hashlib
 import http.server
-import io
 import multiprocessing
 import threading
-import urllib.error
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from email.message import Message
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +159,13 @@ def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
+def busy() -> list[int]:
+    """The statuses of the next answers of the mirror."""
+    return []
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, busy: list[int]) -> Iterator[tuple[str, Path, list[str]]]:
     """A web server on loopback: its URL, its folder, and the requested paths."""
     folder = tmp_path / "mirror"
     folder.mkdir()
@@ -170,6 +174,12 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, Path, list[str]]]:
     class Handler(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             requested.append(self.path)
+
+        def do_GET(self) -> None:
+            if busy:
+                self.send_error(busy.pop())
+            else:
+                super().do_GET()
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -193,20 +203,15 @@ def test_a_download_tries_the_next_mirror_and_happens_once(mirror: tuple[str, Pa
     assert not list((tmp_path / "data").glob(".x.gz*")), "no partial file remains"
 
 
-def test_a_transient_error_of_a_mirror_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([urllib.error.HTTPError("x", 503, "Service Unavailable", Message(), None), io.BytesIO(b"data")])
-    waited: list[float] = []
-
-    def answer(address: str, timeout: float) -> io.BytesIO:
-        found = next(answers)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    monkeypatch.setattr(mnist_data.urllib.request, "urlopen", answer)
-    monkeypatch.setattr(mnist_data.time, "sleep", waited.append)
-    mnist_data.fetch(str(tmp_path), ["http://mirror/"], {"x.gz": hashlib.md5(b"data").hexdigest()})
-    assert (tmp_path / "x.gz").read_bytes() == b"data" and waited == [2.0]
+def test_a_transient_error_of_a_mirror_is_retried_after_two_seconds(
+    mirror: tuple[str, Path, list[str]], busy: list[int], tmp_path: Path
+) -> None:
+    address, folder, _ = mirror
+    (folder / "x.gz").write_bytes(b"data")
+    busy.append(503)
+    began = time.monotonic()
+    mnist_data.fetch(str(tmp_path), [address], {"x.gz": hashlib.md5(b"data").hexdigest()})
+    assert (tmp_path / "x.gz").read_bytes() == b"data" and time.monotonic() - began >= 2
 
 
 def test_a_download_without_a_working_mirror_is_a_one_line_error(

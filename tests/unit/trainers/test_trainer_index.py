@@ -54,12 +54,10 @@ def write_tfrecord(path: Path, contents: Sequence[bytes]) -> None:
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarStorage:
+def far(tmp_path: Path, mount: Callable[[Path], FarStorage], monkeypatch: pytest.MonkeyPatch) -> FarStorage:
     (tmp_path / "far").mkdir()
-    storage = FarStorage(tmp_path / "far")
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: storage)
     monkeypatch.setattr(paths, "_PAUSE", 0.0)
-    return storage
+    return mount(tmp_path / "far")
 
 
 def start_again(far: FarStorage) -> None:

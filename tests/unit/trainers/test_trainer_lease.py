@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +41,12 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_run_says_who_has_the_folder(
-    other: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    other: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lease, "WAIT", 0.3)
     who = rf"process {other.pid} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d .* UTC, run [0-9a-f]+"
     with pytest.raises(UserError, match=rf"^{tmp_path}/run: another run has it \({who}\): end that run, or use"):
-        Lease(str(tmp_path / "run"))
-    assert capsys.readouterr().err.count(f"waiting up to {lease.WAIT:g} s") == 1
+        Lease(str(tmp_path / "run"), wait=0.3)
+    assert capsys.readouterr().err.count("waiting up to 0.3 s") == 1
 
 
 def test_the_folder_of_a_run_that_was_killed_is_free_at_once(other: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -81,30 +80,30 @@ def _lock(path: Path) -> None:
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder of remote storage, which has no locks."""
+def far(tmp_path: Path, mount: Callable[[Path], FarStorage]) -> Callable[[], Lease]:
+    """Take a folder of remote storage, which has no locks."""
     (tmp_path / "run").mkdir()
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: FarStorage(tmp_path))
-    monkeypatch.setattr(lease, "BEAT", 0.05)
-    monkeypatch.setattr(lease, "WAIT", 2.0)
-    return "far://run"
+    mount(tmp_path)
+    return lambda: Lease("far://run", wait=2.0, beat=0.05)
 
 
-def test_a_run_at_far_storage_is_known_by_its_signs_of_life(far: str) -> None:
-    first = Lease(far)
+def test_a_run_at_far_storage_is_known_by_its_signs_of_life(far: Callable[[], Lease]) -> None:
+    first = far()
     with pytest.raises(UserError, match="far://run: another run has it"):
-        Lease(far)
+        far()
     first.release()
     began = time.monotonic()
-    Lease(far).release()
-    assert time.monotonic() - began < lease.WAIT
+    far().release()
+    assert time.monotonic() - began < 2.0
 
 
-def test_a_run_at_far_storage_without_a_sign_of_life_loses_its_folder_and_saves_nothing_more(far: str) -> None:
-    first = Lease(far)
+def test_a_run_at_far_storage_without_a_sign_of_life_loses_its_folder_and_saves_nothing_more(
+    far: Callable[[], Lease],
+) -> None:
+    first = far()
     first._ended.set()  # as after SIGKILL, or on a machine that is stopped
     first._thread.join()
-    second = Lease(far)
+    second = far()
     with pytest.raises(UserError, match=r"has taken it over: this run saves nothing more"):
         first.check()
     first.release()
@@ -149,10 +148,9 @@ def test_what_a_link_in_a_checkpoint_refers_to_is_not_removed(tmp_path: Path) ->
 
 
 def test_a_folder_that_is_being_moved_at_far_storage_is_whole_at_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mount: Callable[[Path], FarStorage]
 ) -> None:
-    far = FarStorage(tmp_path)
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: far)
+    far = mount(tmp_path)
     (tmp_path / "run" / "step" / "state").mkdir(parents=True)
     for name in ("run.json", "state/a", "state/b"):
         (tmp_path / "run" / "step" / name).write_text(name)

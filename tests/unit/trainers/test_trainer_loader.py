@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,10 @@ from trainyard.sandbox.fakes.storage import Storage
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarStorage:
+def far(tmp_path: Path, mount: Callable[[Path], FarStorage], monkeypatch: pytest.MonkeyPatch) -> FarStorage:
     (tmp_path / "far").mkdir()
-    storage = FarStorage(tmp_path / "far")
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: storage)
     monkeypatch.setattr(paths, "_PAUSE", 0.0)
-    return storage
+    return mount(tmp_path / "far")
 
 
 class HttpError(Exception):

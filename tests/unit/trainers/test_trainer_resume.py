@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.fixture(params=["local", "far"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    mount: Callable[[Path], FarStorage],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
     """A checkpoint folder at ``tmp_path / "run"``, local or on remote storage."""
     monkeypatch.setattr(module.time, "gmtime", lambda: (2026, 11, 25, 9, 8, 7, 0, 0, 0))
     (tmp_path / "run").mkdir()
     if request.param == "local":
         return str(tmp_path / "run")
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: FarStorage(tmp_path))
+    mount(tmp_path)
     return "far://run"
 
 
@@ -321,10 +327,10 @@ def test_data_that_were_moved_are_the_same(form: str, tmp_path: Path, monkeypatc
     assert data_of(tmp_path / "there", form) == first
 
 
-def test_data_at_far_storage_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_at_far_storage_are_the_same(tmp_path: Path, mount: Callable[[Path], FarStorage]) -> None:
     drawn.write(tmp_path / "d", "folder", train=30, test=5)
     near = images.fingerprints(*images.find_both(argparse.Namespace(datadir=str(tmp_path / "d"))))
-    monkeypatch.setattr(paths, "_filesystem", lambda scheme: FarStorage(tmp_path))
+    mount(tmp_path)
     assert images.fingerprints(*images.find_both(argparse.Namespace(datadir="far://d"))) == near
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from far_storage import FarStorage
 from PIL import Image
 from toy_checkpoints import checkpoints, state
 from trainers.common import exits, flags, paths
@@ -257,60 +259,42 @@ def test_only_the_chief_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "" and not os.listdir(tmp_path)
 
 
-def test_a_user_error_is_one_line_and_a_bug_keeps_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(exits, "leave", ended.append)
-    monkeypatch.setattr(exits, "_unwritten", [])
-    for name in ("stdout", "stderr"):  # which guard() replaces
-        monkeypatch.setattr(sys, name, getattr(sys, name))
+def test_a_user_error_is_one_line_and_a_bug_keeps_its_traceback() -> None:
+    def ended(error: str) -> subprocess.CompletedProcess[str]:
+        script = f"from trainers.common import exits\ndef run(args): raise {error}\nexits.guard(run, None, 'toy')"
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=Path(exits.__file__).parents[2], capture_output=True, text=True, check=False)
 
-    def mistaken(args: object) -> int:
-        raise exits.UserError("no such thing", 2)
-
-    def full(args: object) -> int:
-        raise OSError(28, "No space left on device", "/out/report.json")
-
-    def broken(args: object) -> int:
-        raise ValueError("bug")
-
-    exits.guard(mistaken, None, "toy")
-    exits.guard(full, None, "toy")
-    assert ended == [2, 1]
-    assert capsys.readouterr().err == "toy: no such thing\ntoy: /out/report.json: No space left on device\n"
-    with pytest.raises(ValueError, match="bug"):
-        exits.guard(broken, None, "toy")
+    mistaken = ended("exits.UserError('no such thing', 2)")
+    assert (mistaken.returncode, mistaken.stderr) == (2, "toy: no such thing\n")
+    full = ended("OSError(28, 'No space left on device', '/out/report.json')")
+    assert (full.returncode, full.stderr) == (1, "toy: /out/report.json: No space left on device\n")
+    broken = ended("ValueError('bug')")
+    assert broken.returncode == 1 and broken.stderr.startswith("Traceback") and "ValueError: bug" in broken.stderr
 
 
 def test_growing_files_are_copied_to_a_bucket_every_minute_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mount: Callable[[Path], FarStorage], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Objects cannot be appended to. The bucket is a folder here, accessed through the same functions."""
-    far, now, broken = tmp_path / "far", [100.0], [False]
+    """Objects cannot be appended to."""
+    far = tmp_path / "far"
     far.mkdir()
     (far / "m").write_text("first\n")
-
-    def place(path: str) -> str:
-        if broken[0]:
-            raise exits.UserError(f"{path}: cannot be reached")
-        return path.replace("gs://far", str(far))
-
-    written = paths.atomic_file
-    monkeypatch.setattr(paths, "names", lambda path: sorted(os.listdir(place(path))))
-    monkeypatch.setattr(paths, "open_file", lambda path: io.BytesIO(Path(place(path)).read_bytes()))
-    monkeypatch.setattr(paths, "atomic_file", lambda path: written(place(path)))
-    monkeypatch.setattr(paths.time, "monotonic", lambda: now[0])
+    mount(tmp_path)
     mirror = paths.Mirror("gs://far")
     mirror.fetch("m")
     with open(Path(mirror.local, "m"), "a") as file:
         file.write("second\n")
     mirror.keep_up()
     assert (far / "m").read_text() == "first\n", "not every time"
-    now[0], broken[0] = 161.0, True
+    mirror.every = 0.0
+    far.rename(tmp_path / "gone")
+    far.touch()
     mirror.keep_up()
-    assert "cannot be reached; trying again in a minute" in capsys.readouterr().err
-    now[0], broken[0] = 222.0, False
+    said = capsys.readouterr().err
+    assert "gs://far/m: cannot be reached" in said and "trying again in a minute" in said
+    far.unlink()
+    (tmp_path / "gone").rename(far)
     mirror.keep_up()
     assert (far / "m").read_text() == "first\nsecond\n"
     Path(mirror.local, "late").write_text("x")

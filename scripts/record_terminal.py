@@ -1,6 +1,6 @@
 """Write docs/recording.svg: what a terminal shows of the first commands in a repository, a copy of examples/keras.
 
-    uv run --with pyte python -m benchmarks.recording    after `make image TARGET=tf-cpu`
+    uv run --with pyte python scripts/record_terminal.py    after `make image TARGET=tf-cpu`
 
 The commands run on a pseudo terminal, in a copy of the repository without its trainyard.yaml. pyte keeps the screen as
 a terminal does, so that lines that moved are there as they were at the end. The temporary folder is shown as ~.
