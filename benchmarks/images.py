@@ -39,26 +39,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-import docker.errors
-from benchmarks.images_report import markdown, tables, verdicts
-from benchmarks.images_sides import OneLayer, Original, Ours, Side, Storage, Tree
-from tests.engine import CONTEXT, ENGINE
-from tests.image.registry import running
-
-from trainyard.common import console
-from trainyard.common.console import Messages, say, show
-from trainyard.common.docker_engine import resource_labels
-from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT, state_folder
-from trainyard.image import base_image, package_index
-from trainyard.oci import image_store
-from trainyard.oci.inventory import read_layer
-from trainyard.spec.model import Spec, load
-from trainyard.spec.units import in_units
-=======
 from benchmarks.registry import ROOT, Registry, base, docker, in_units, removed, started
->>>>>>> bench
 
 #: The parts of a whole run, in the order of their size.
 PARTS = ("tf-cpu/ours", "tf-cpu/original", "xla/ours", "xla/original")
@@ -99,22 +80,6 @@ INSTALL = (
 )
 
 
-<<<<<<< HEAD
-def bases(spec: Spec, name: str) -> tuple[str, str]:
-    """The base, and an update of it: one file more."""
-    before = base_image.resolve(CONTEXT, spec.base).reference
-    after = f"{name}-base:updated"
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "Dockerfile").write_text(f"FROM {before}\nRUN date >/etc/updated\n", encoding="utf-8")
-        ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={after}", folder)
-    return before, after
-
-
-@contextlib.contextmanager
-def cleaned(name: str) -> Iterator[None]:
-    """Remove every image called ``name`` afterwards, and the cache that came to be."""
-    before = ENGINE.cached().keys()
-=======
 class Ours:
     """Our image: `trainyard lock`, `render` and `build` in a copy of the tree, in which nothing is cached."""
 
@@ -229,34 +194,13 @@ def push(registry: Registry, reference: str) -> tuple[int, dict[str, int]]:
     tag = f"{registry.address}/bench:{uuid.uuid4().hex[:8]}"
     before = registry.stored()
     docker("tag", reference, tag)
->>>>>>> bench
     try:
         pushed = docker("push", tag)
     finally:
-<<<<<<< HEAD
-        # Not the SDK's list of images, which asks for each again: others come and go meanwhile.
-        for image in ENGINE.client.api.images():
-            for tag in image["RepoTags"] or []:
-                if str(tag).startswith(name):
-                    ENGINE.untag(str(tag))
-        with contextlib.suppress(StepFailed, docker.errors.APIError):  # what was measured is worth more
-            ENGINE.drop_cached(ENGINE.cached().keys() - before)
-
-
-def size(reference: str) -> dict[str, Any]:
-    """``unpacked`` and ``packed`` bytes of a local image, and its ``blobs`` (digest -> bytes)."""
-    parts = image_store.read(ENGINE, reference, read_layer)
-    return {
-        "unpacked": sum(layer.found.size for layer in parts.layers),
-        "packed": sum(layer.stored for layer in parts.layers),
-        "blobs": {layer.digest: layer.stored for layer in parts.layers},
-    }
-=======
         docker("rmi", "--force", "--no-prune", tag)
     digest = pushed.partition("digest: ")[2].split()[0]
     layers = registry.manifest(f"{registry.address}/bench@{digest}")["layers"]
     return registry.stored() - before, {layer["digest"]: layer["size"] for layer in layers}
->>>>>>> bench
 
 
 def measure(part: str, repeat: int) -> dict[str, Any]:
@@ -294,41 +238,6 @@ def measure(part: str, repeat: int) -> dict[str, Any]:
     return found
 
 
-<<<<<<< HEAD
-def import_seconds(reference: str, module: str, repeat: int, *, byte_code: str = "") -> float:
-    """Seconds of an import in a fresh container: the median.
-
-    Args:
-        byte_code: folder in which byte code is looked up instead of beside the sources.
-    """
-    environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": byte_code, "PJRT_DEVICE": "CPU"}
-    times = []
-    for _ in range(repeat):
-        said = ENGINE.client.containers.run(
-            reference,
-            ["-c", IMPORT.format(module=module)],
-            entrypoint=["python"],
-            environment={key: value for key, value in environment.items() if value},
-            network_mode="none",
-            labels=resource_labels("benchmark"),
-            remove=True,
-        )
-        times.append(float(said.decode().strip().splitlines()[-1]))
-    return round(statistics.median(times), 2)
-
-
-def imports(repeat: int = 3) -> dict[str, dict[str, float]]:
-    """Target -> seconds of the framework's import in a fresh container, ``with`` byte code and ``without``."""
-    found: dict[str, dict[str, float]] = {}
-    for target in ("tf-cpu", "xla"):
-        reference, module = f"trainyard:{target}", load(target).framework.name
-        ENGINE.image(reference, made_by=f"make image TARGET={target}")
-        found[target] = {}
-        for words, prefix in (("with", ""), ("without", "/nowhere")):
-            found[target][words] = import_seconds(reference, module, repeat, byte_code=prefix)
-        say(f"{target}: import {module}: {found[target]['with']} s, without byte code {found[target]['without']} s")
-    return found
-=======
 def verdicts(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
     """What was aimed at, as far as it was measured: what, how much, whether it was met."""
     shown = []
@@ -358,7 +267,6 @@ def _rows(found: dict[str, Any], target: str) -> Iterator[list[str]]:
     packed = [in_units(sum(side.get("blobs", {}).values())) for side in sides]
     sizes = ([side.get("unpacked", "-"), size] for side, size in zip(sides, packed, strict=True))
     yield ["size unpacked, packed", *(cell for pair in sizes for cell in pair)]
->>>>>>> bench
 
 
 def markdown(found: dict[str, Any]) -> str:

@@ -27,14 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-import docker.errors
-from tests.engine import ENGINE
-
-from trainyard.common.docker_engine import resource_labels
-=======
 import docker
->>>>>>> bench
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "scripts" / "trainyard" / "sandbox" / "fakes" / "google_cloud.py"
@@ -140,15 +133,9 @@ def measure(image: str, fast: int, slow: int) -> dict[str, Any]:
         subprocess.run([*install, "--only-binary", ":all:", *GOOGLE_API_CLIENT], check=True)
         code = f"FAST, SLOW = {fast}, {slow}\n{INSIDE}"
         try:
-<<<<<<< HEAD
-            container = ENGINE.client.containers.create(
-                image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
-                labels=resource_labels("benchmark"),
-=======
             container = docker.from_env().containers.create(
                 image, entrypoint=["tini", "--", "python", "/bench/inside.py"], network_mode="none",
                 labels=["benchmark"],
->>>>>>> bench
             )  # fmt: skip
         except docker.errors.ImageNotFound:
             sys.exit(f"no image {image} here: make image TARGET=tf-cpu")

@@ -36,22 +36,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from benchmarks.slow_registry import SlowRegistry
-from rich.table import Column, Table
-from tests.engine import ENGINE
-
-from trainyard.common import console, settings
-from trainyard.common.console import Messages, say, show
-from trainyard.common.docker_engine import resource_labels
-from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT
-from trainyard.oci.registry import Repository
-from trainyard.spec.naming import NAME
-from trainyard.spec.units import in_units
-=======
 from benchmarks.registry import TRAINYARD, Registry, docker, in_units, removed, started
->>>>>>> bench
 
 #: Seconds that the proxy delays a request.
 DELAY = 0.05
@@ -123,15 +108,6 @@ class Bench:
             sys.exit(f"'{' '.join(command)}' failed: {last}")
         return done.stdout
 
-<<<<<<< HEAD
-    def push_base(self) -> None:
-        """Push the image that the recipes are FROM."""
-        local = f"{NAME}:{self.target}"
-        ENGINE.image(local, made_by=f"make image TARGET={self.target}").tag(self.base)
-        self.run("docker", "push", "--quiet", self.base)
-
-=======
->>>>>>> bench
     def code_only(self) -> str:
         """``trainyard push --code-only``; the reference by digest."""
         command = [*TRAINYARD, "push", "--code-only", "--registry", self.address, "--quiet"]
@@ -176,18 +152,8 @@ class Bench:
         return {"seconds": seconds, "requests": traffic.requests, "sent": traffic.sent, "code": code}, reference
 
     def check(self, reference: str, edit: str) -> None:
-<<<<<<< HEAD
-        """Pull an image and run it.
-
-        Raises:
-            StepFailed: it does not run the edited code.
-        """
-        labels = [f"--label={key}={value}" for key, value in resource_labels("benchmark").items()]
-        printed = self.run("docker", "run", "--rm", "--pull=always", "--network=none", *labels, reference)
-=======
         """Pull an image and run it: it must run the edited code."""
         printed = docker("run", "--rm", "--pull=always", "--network=none", "--label=benchmark", reference)
->>>>>>> bench
         if f"edit {edit}" not in printed:
             sys.exit(f"{reference} does not run the edited code; it prints: {printed[-200:]}")
 
@@ -199,24 +165,7 @@ WAYS: dict[str, tuple[Callable[[Bench], str], int]] = {
     "image": (Bench.image, 5),
     "image and push": (Bench.image_and_push, 2),
 }
-<<<<<<< HEAD
-OURS, RECIPES = "push --code-only", ("plain recipe", "tuned recipe")
-
-
-@contextlib.contextmanager
-def cleaned(*starts: str) -> Iterator[None]:
-    """Remove the images afterwards whose references start so."""
-    try:
-        yield
-    finally:
-        for image in ENGINE.client.api.images():
-            names = [str(name) for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]]
-            for name in names:
-                if name.startswith(starts):
-                    ENGINE.untag(name)
-=======
 OURS, RECIPE = "push --code-only", "tuned recipe"
->>>>>>> bench
 
 
 def measure(target: str, rounds: int, names: list[str]) -> dict[str, Any]:

@@ -27,9 +27,6 @@ from typing import Any
 
 from benchmarks import sections
 from benchmarks.sections import Result, Row
-from tests.engine import ENGINE
-
-from trainyard.common.docker_engine import resource_labels
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -72,32 +69,11 @@ def write_data(name: str, folder: Path) -> None:
     for written in (folder, *folder.rglob("*")):
         written.chmod(0o755 if written.is_dir() else 0o644)
 
-<<<<<<< HEAD
-    ``compiler``: with this machine's /usr, for torch.compile, which needs a C++ compiler that the image does not have.
-    """
-=======
->>>>>>> bench
 
 def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
     """Measure section ``name`` in a container of ``image`` (default: the section's own target)."""
     image = image or f"trainyard:{sections.load(name).TARGET}"
     with tempfile.TemporaryDirectory() as folder:
-<<<<<<< HEAD
-        data = Path(folder)
-        section.prepare(data)
-        for path in (data, *data.rglob("*")):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # the image's user is another
-        ENGINE.existing_client()
-        command = [
-            "docker", "run", "--rm", "--network=none", "--shm-size=2g", "--entrypoint=/opt/venv/bin/python",
-            *(f"--label={key}={value}" for key, value in resource_labels("benchmark").items()),
-            *(["--gpus=all"] if device == "cuda" else []),
-            *(["--volume=/usr:/usr:ro"] if compiler else []),
-            f"--volume={ROOT}:/src:ro", f"--volume={data}:/data:ro", "--workdir=/tmp",
-            "--env=PYTHONPATH=/src:/src/scripts",
-            "--env=PYTHONDONTWRITEBYTECODE=1", image or f"trainyard:{section.TARGET}", "-m", "benchmarks.trainers",
-            name, "--inside", "--json", "--data=/data", f"--device={device}", f"--rounds={rounds}",
-=======
         write_data(name, Path(folder))
         command = [
             "docker", "run", "--rm", "--pull=never", "--network=none", "--shm-size=2g",
@@ -105,7 +81,6 @@ def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
             f"--volume={ROOT}:/src:ro", f"--volume={folder}:/data:ro", "--workdir=/tmp", "--env=PYTHONPATH=/src",
             "--env=PYTHONDONTWRITEBYTECODE=1", image, "-m", "benchmarks.trainers", name, "--inside", "--json",
             "--data=/data", f"--device={device}", f"--rounds={rounds}",
->>>>>>> bench
         ]  # fmt: skip
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if ended.returncode:
