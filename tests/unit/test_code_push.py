@@ -29,11 +29,11 @@ from trainyard.common.settings import state_folder
 from trainyard.image import facts
 from trainyard.oci import image_index
 from trainyard.oci.registry import Repository
-from trainyard.release import code_push, platform_index, promotion, publish
+from trainyard.release import code_push, platform_index, promotion, publish, pushes
 from trainyard.spec import model, state
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec
-from trainyard.workspace import code_layer, pushes
+from trainyard.workspace import code_layer
 
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"

@@ -18,10 +18,10 @@ from tests.fakes.engine import FakeEngine, Ran
 from trainyard.common.errors import UserError
 from trainyard.image import facts, local_run
 from trainyard.image.local_run import Host, Request
-from trainyard.release import publish
+from trainyard.release import publish, pushes
 from trainyard.spec import model, state
 from trainyard.spec.model import Spec
-from trainyard.workspace import code_layer, pushes
+from trainyard.workspace import code_layer
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -15,7 +15,7 @@ import pytest
 from launcher import cli
 
 from trainyard.common.errors import UserError
-from trainyard.image import local_run, network_observer, smoke_command, smoke_test
+from trainyard.image import command_words, network_observer, smoke_command, smoke_test
 from trainyard.image.smoke_failure import Explanation, Run, tracebacks
 from trainyard.release import candidate
 from trainyard.spec import model, state
@@ -306,7 +306,7 @@ def test_a_command_that_fails_otherwise_has_not_started(log: str) -> None:
     ],
 )
 def test_arguments_reach_the_command_and_not_the_launcher(arguments: list[str], words: list[str]) -> None:
-    assert local_run.container_words(arguments) == words
+    assert command_words.container_words(arguments) == words
     parsed = cli.parse(words)
     assert (parsed.words or ["run"])[-len(arguments) :] == arguments or not arguments
     assert not parsed.mode and not parsed.flags and not parsed.is_command
@@ -314,7 +314,7 @@ def test_arguments_reach_the_command_and_not_the_launcher(arguments: list[str], 
 
 def test_the_launchers_options_are_known() -> None:
     known = {*cli.SWITCHES, *cli.MODES, "--help", "--json", "--runtime", "--", "--version"}
-    assert known == local_run.LAUNCHER_OPTIONS
+    assert known == command_words.LAUNCHER_OPTIONS
 
 
 def test_writes_elsewhere_are_files_and_not_the_folders_that_hold_them() -> None:

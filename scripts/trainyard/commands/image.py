@@ -77,7 +77,7 @@ def command(
 
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
-    from trainyard.image import fallback, planning, workspace_files
+    from trainyard.image import build, fallback, planning, workspace_files
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
@@ -93,6 +93,7 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise
+    made["build"] = build.as_json(made["build"])
     emit("ready", result=made)
     _answer(made, candidate.closing_command(plan.recipe, made["smoke"], target, context.data))
     return made | {"digest": made["build"]["digest"], "fallback_for": spec.fallback_for}

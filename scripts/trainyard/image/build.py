@@ -158,6 +158,21 @@ def build(plan: Plan, **how: Any) -> dict[str, Any]:
         return facts
 
 
+def as_json(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a build for ``--json``: with what its recipe says of the image, and without the recipe."""
+    recipe = recipes.parse(facts["recipe"])
+    built = recipe.built
+    return {name: value for name, value in facts.items() if name != "recipe"} | {
+        "tag": built.tag if built else "",
+        "floating_tags": list(recipe.tags),
+        "index": recipe.index,
+        "base": built.base if built else recipe.base.reference,
+        "notes": list(built.notes) if built else [],
+        "inputs": recipe.inputs,
+        "versions": recipe.versions,
+    }
+
+
 def fetch(plan: Plan) -> dict[str, Any]:
     """Download everything that a build needs, by building it; return the facts of :func:`build`.
 

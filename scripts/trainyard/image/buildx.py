@@ -22,7 +22,7 @@ from trainyard.common.settings import ROOT
 from trainyard.oci import builder
 from trainyard.oci.builder import Builder
 from trainyard.spec import state
-from trainyard.spec.model import relative
+from trainyard.spec.yaml_source import relative
 
 logger = logging.getLogger(__name__)
 

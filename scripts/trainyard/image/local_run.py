@@ -7,7 +7,6 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +15,12 @@ from docker.models.images import Image
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.image import facts
+from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FOLDER, LABELS, NAME
-from trainyard.spec.workspace import COMMAND, Workspace
+from trainyard.spec.workspace import Workspace
 from trainyard.workspace import code_files, code_layer
-
-#: Where the folders of ``--data`` and ``--output`` are in the container.
-DATA, OUTPUT = "/data", "/output"
-
-#: Limit of /dev/shm, of which only what is used takes memory. Docker's 64 MB are too few for a DataLoader with workers
-#: (https://github.com/pytorch/pytorch#docker-image).
-SHARED_MEMORY = "16g"
 
 #: What gives a container the chips of a TPU VM
 #: (https://cloud.google.com/tpu/docs/run-in-container#train_a_pytorch_model_in_a_docker_container).
@@ -44,12 +37,6 @@ JUPYTER = ("jupyter-lab", "jupyter-notebook")
 _OF_DOCKER = re.compile(
     r"HOME|PATH|LD_\w+|DOCKER_(API_VERSION|CERT_PATH|CONFIG|CONTEXT|DEFAULT_PLATFORM|HOST|TLS\w*|CONTENT_TRUST\w*)"
 )
-
-#: Words of the launcher's own command line, which it does not pass on (launcher/cli.py).
-LAUNCHER_OPTIONS = {
-    "--", "--explain", "--force", "--help", "--json", "--preflight", "--print-env", "--require-healthy", "--runtime",
-    "--signal-group", "--version",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,16 +119,6 @@ def bind(source: Path, target: str, *, read_only: bool = False) -> str:
     fields = ["type=bind", f"source={source.resolve()}", f"target={target}", *(["readonly"] if read_only else [])]
     csv.writer(text, lineterminator="").writerow(fields)
     return text.getvalue()
-
-
-def container_words(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a container that runs the user's command of an image with ``arguments``.
-
-    Platforms give a container the arguments alone. The launcher would take an argument for a command, or for its own
-    option, if it comes first and looks like one: then they follow the command's name.
-    """
-    first = arguments[0].partition("=")[0] if arguments else "-"
-    return list(arguments) if first.startswith("-") and first not in LAUNCHER_OPTIONS else [COMMAND, *arguments]
 
 
 def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:

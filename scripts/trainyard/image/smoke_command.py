@@ -40,7 +40,7 @@ from trainyard.common import stages
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import smoke_containers
-from trainyard.image.local_run import DATA, OUTPUT, SHARED_MEMORY, container_words
+from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, HostFiles, Run, asked_for, own_lines, tracebacks
 from trainyard.recipe import Command, Recipe

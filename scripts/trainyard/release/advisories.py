@@ -21,7 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.installation import check_writable
-from trainyard.spec.model import IMAGES, relative
+from trainyard.spec.catalog import IMAGES
+from trainyard.spec.yaml_source import relative
 
 S = TypeVar("S")
 

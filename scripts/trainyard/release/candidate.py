@@ -19,7 +19,8 @@ from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import build, local_run, smoke_command, smoke_test, trainer_flags
+from trainyard.image import build, smoke_command, smoke_test, trainer_flags
+from trainyard.image.command_words import DATA
 from trainyard.image.plan import Plan
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.lint.image import verify
@@ -181,7 +182,7 @@ def from_reference(
     if repository:
         image.tag(NAME, repository.name)
     arguments = tested.test.args
-    mounts = [f"--volume={files.data}:{local_run.DATA}:ro"] if files and files.data else []
+    mounts = [f"--volume={files.data}:{DATA}:ro"] if files and files.data else []
     words = tested.words(["--help"] if arguments is None else arguments)
     return {
         "image": name,

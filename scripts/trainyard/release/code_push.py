@@ -32,12 +32,11 @@ from trainyard.oci.registry import Manifest, Repository, check_address
 from trainyard.oci.statements import rfc_3339
 from trainyard.oci.transport import Threads
 from trainyard.recipe import Named
-from trainyard.release import pushed_code
+from trainyard.release import pushed_code, pushes
 from trainyard.release.pushed_code import Image
+from trainyard.release.pushes import Push
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, SETTINGS, TAG, UNTESTED
-from trainyard.workspace import pushes
-from trainyard.workspace.pushes import Push
 
 logger = logging.getLogger(__name__)
 

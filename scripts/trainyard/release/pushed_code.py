@@ -15,10 +15,10 @@ from trainyard.oci import image_index
 from trainyard.oci.documents import CONFIGURATION, Configured, InvalidAnswer, check_manifest, hashed, parse
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.recipe import Named
+from trainyard.release import pushes
+from trainyard.release.pushes import Push
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.naming import LABELS, TAG
-from trainyard.workspace import pushes
-from trainyard.workspace.pushes import Push
 
 #: The annotation with the manifest of the image, and the index that it is in, if any, as they were before the manifest
 #: was stored :func:`with_configuration`: pairs of media type and Base64 in JSON, whose digests are compared.

@@ -237,13 +237,15 @@ def indexes() -> dict[str, Index]:
 
 @cache
 def conflicts() -> dict[str, Conflict]:
-    """The combinations of packages that images/conflicts.yaml excludes, by name."""
-    return table(IMAGES / "conflicts.yaml", Conflict)
+    """The combinations of packages that images/conflicts.yaml excludes, by name; none where there is no catalogue."""
+    file = IMAGES / "conflicts.yaml"
+    return table(file, Conflict) if file.is_file() else {}
 
 
 def packages_with(libraries: Iterable[str], base: str) -> str:
     """Return the Debian packages that have libraries on a base, ``libgl1, libx11-6``; see images/libraries.yaml."""
-    known: dict[str, dict[str, str]] = yaml_source.plain(yaml_source.read(IMAGES / "libraries.yaml"))
+    file = IMAGES / "libraries.yaml"
+    known: dict[str, dict[str, str]] = yaml_source.plain(yaml_source.read(file)) if file.is_file() else {}
     packages = known["all"] | known[base] if base in known else {}
     of = {library: package for package, names in packages.items() for library in names.split()}
     unknown = ", ".join(library for library in libraries if library not in of)

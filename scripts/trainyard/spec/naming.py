@@ -13,6 +13,9 @@ NAME = settings.variable("IMAGE_NAME") or "trainyard"
 #: Name of the file that describes a user's image.
 SETTINGS = "trainyard.yaml"
 
+#: Name of the user's command among the commands of a recipe.
+COMMAND = "run"
+
 #: Where the code is in the image; the working directory of its containers.
 FOLDER = "/workspace"
 

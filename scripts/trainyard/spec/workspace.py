@@ -23,14 +23,12 @@ from trainyard.common.errors import UserError
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
+from trainyard.spec.naming import COMMAND as COMMAND
 from trainyard.spec.naming import SETTINGS
 from trainyard.spec.units import in_bytes
 
 #: Name of the file that describes a user's image.
 FILE = SETTINGS
-
-#: Name of the user's command among the commands of a recipe.
-COMMAND = "run"
 
 #: How far an image was tested, the least first: a trainer of the catalogue trained in its ``environment``, which has no
 #: command of its own; its command ``started``, ``ran`` to its end, or ``trained``.

@@ -14,13 +14,12 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference, why_unusable
 from trainyard.oci.registry import Repository, check_address
-from trainyard.release import pushed_code
+from trainyard.release import pushed_code, pushes
+from trainyard.release.pushes import Push
 from trainyard.spec import model, naming
 from trainyard.spec.gpus import respelled
 from trainyard.spec.model import Spec
 from trainyard.spec.workspace import COMMAND
-from trainyard.workspace import pushes
-from trainyard.workspace.pushes import Push
 from trainyard_jobs.model import machines, tuning
 from trainyard_jobs.model.machines import TpuSlice
 from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, seconds, words
@@ -304,9 +303,9 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
     trainer = () if options["command"] else trainer_of(spec, options["trainer"])
     args = (*trainer, *words(options["args"] or ""))
     if spec and trainer:
-        trainer_flags.check(spec, trainer[0], args[1:], option="--args")
+        trainer_flags.check(spec.target, spec.trainers.package, trainer[0], args[1:], option="--args")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
-        trainer_flags.check(spec, trainer[0], searched, option="--tune")
+        trainer_flags.check(spec.target, spec.trainers.package, trainer[0], searched, option="--tune")
     if (
         search
         and spec

@@ -40,4 +40,4 @@ def command(context: Context, target: str | None, compression: str, no_cache: bo
     console.say(f"built {plan.recipe.candidate} {facts['digest']}")
     if quiet and not as_json:
         print(facts["digest"])
-    console.result({"image": plan.recipe.candidate} | facts, as_json=as_json)
+    console.result({"image": plan.recipe.candidate} | build.as_json(facts), as_json=as_json)

@@ -34,4 +34,4 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
         facts = build.fetch(plan)
     offline = "'--offline'"
     console.say(f"{spec.target} can be built without a network: {spec.command('image')} with {offline}")
-    console.result(facts, as_json=as_json)
+    console.result(build.as_json(facts), as_json=as_json)

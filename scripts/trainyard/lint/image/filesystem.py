@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from trainyard.common.rule_engine import Finding, Severity, rule
-from trainyard.image import wheel_layers
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import layers, secret_scan
 from trainyard.oci.probe_runner import Distribution
@@ -84,6 +83,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
     """No path is stored in two layers, or stored and deleted."""
     fix = "create each file in one stage, and copy it once"
     why = "users download and store it twice, and see only the upper copy"
+    wheels = {layer.stage for layer in image.recipe.layers if layer.pins} if image.recipe else set()
     owner: dict[str, str] = {}
     for layer in image.ours:
         for path in layer.contents.removed:
@@ -95,8 +95,7 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
             packages = (layer.kind == "below" or image.recipe is None) and _PACKAGE_DATABASE.fullmatch(path)
             if path in owner and not packages:
                 what = f"is stored by layer {owner[path]} and again by {layer.stage} ({in_units(file.size)})"
-                prefixes = (wheel_layers.ONE, wheel_layers.SEVERAL)
-                of_wheels = owner[path].startswith(prefixes) and layer.stage.startswith(prefixes)
+                of_wheels = {owner[path], layer.stage} <= wheels
                 severity = image.of_several_wheels if of_wheels else _without_recipe(image)
                 yield Finding(f"/{path}", what, why, fix, severity)
         owner |= dict.fromkeys(layer.contents.files, layer.stage)

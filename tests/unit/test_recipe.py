@@ -1,0 +1,104 @@
+"""A recipe is one document, and what knows it needs neither the catalogue nor a repository."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainyard import recipe as recipes
+from trainyard.common.errors import UserError
+from trainyard.image import recipes as made
+from trainyard.spec.model import load
+
+#: What builds, checks, tests, publishes and compares images.
+BACK = (
+    "image.build", "image.buildx", "image.offline", "image.plan", "image.provenance", "image.smoke_command",
+    "image.smoke_test", "lint.image.core", "lint.image.verify", "oci.inventory", "release.audit", "release.candidate",
+    "release.claims", "release.code_push", "release.diff", "release.image_packages", "release.package_search",
+    "release.platform_index", "release.predicates", "release.promotion", "release.publish", "release.pushed_code",
+    "release.reproduce", "release.sbom", "sandbox.containers",
+)  # fmt: skip
+
+#: What reads the catalogue, a repository or its lock, and what makes locks.
+FRONT = (
+    "spec.framework", "spec.kinds", "spec.lock", "spec.model", "spec.workspace", "image.dockerfile", "image.facts",
+    "image.planning", "image.recipes", "image.repository_lock", "image.resolution", "image.resolver",
+    "image.target_lock", "image.workspace_files", "workspace.check", "workspace.code_files", "workspace.code_layer",
+    "workspace.requirements",
+)  # fmt: skip
+
+
+def test_what_knows_a_recipe_imports_nothing_that_reads_a_catalogue_or_a_repository() -> None:
+    """Also not by way of others."""
+    script = (
+        "import importlib, json, sys\n"
+        f"for name in {BACK!r}: importlib.import_module(f'trainyard.{{name}}')\n"
+        f"print(json.dumps([name for name in {FRONT!r} if f'trainyard.{{name}}' in sys.modules]))"
+    )
+    assert json.loads(subprocess.check_output([sys.executable, "-c", script], text=True)) == []
+
+
+def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
+    recipe = made.make(load("gpu", "amd64"))
+    file = tmp_path / "recipe.json"
+    file.write_text(recipe.text(), encoding="utf-8")
+    assert recipes.read(file) == recipe
+    assert recipes.read(file).text() == recipe.text()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text[:100], "it: Invalid JSON"),
+        (lambda _: "{}", "name: Field required"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema: Input should be 1"),
+        (lambda text: text.replace('"kind": "none"', '"kind": "abacus"'), r"accelerator\.kind: Input should be"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_in_a_line(tmp_path: Path, change: Callable[[str], str], reason: str) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(change(made.make(load("cpu")).text()), encoding="utf-8")
+    with pytest.raises(UserError, match=reason) as error:
+        recipes.read(file)
+    assert str(error.value).startswith(f"{file}: no recipe (") and len(str(error.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gone.json: no recipe \\(No such file"):
+        recipes.read(tmp_path / "gone.json")
+
+
+def test_differences_name_the_field() -> None:
+    recipe = made.make(load("tf-cpu", "amd64"))
+
+    def changed(pin: recipes.Pin) -> recipes.Pin:
+        return pin.model_copy(update={"version": "0"}) if pin.name == "keras" else pin
+
+    layers = tuple(layer.model_copy(update={"pins": tuple(map(changed, layer.pins))}) for layer in recipe.layers)
+    other = recipe.model_copy(update={"layers": layers, "environment": recipe.environment | {"A": "1"}})
+    fields = {field: (one, two) for field, one, two in recipes.differences(recipe, other)}
+    (pin,) = (name for name in fields if name.endswith(".pins.keras.version"))
+    assert pin.startswith("layers.wheel") and fields[pin][1] == "0"
+    assert fields["environment.A"] == (None, "1") and len(fields) == 2
+
+
+def test_the_content_hash_covers_the_recipe_and_the_base_and_not_what_a_host_adds() -> None:
+    recipe = made.make(load("cpu"))
+    built = recipes.Built(
+        tag="t", created="2026-11-20T12:00:00Z", revision="unknown", base="b", base_digest="", notes=()
+    )
+    assert recipe.model_copy(update={"built": built}).content_hash("b") == recipe.content_hash("b")
+    assert recipe.content_hash("b") != recipe.content_hash("other")
+    assert recipe.model_copy(update={"summary": "x"}).content_hash("b") != recipe.content_hash("b")
+
+
+def test_a_command_for_another_architecture_than_the_usual_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = made.make(load("cpu", "arm64"))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert recipe.command("lock") == "TRAINYARD_ARCH=arm64 trainyard lock cpu"
+    assert (recipe.local_name, recipe.candidate) == ("cpu-arm64", "trainyard:cpu-arm64-candidate")
