@@ -69,7 +69,7 @@ def test_what_is_no_recipe_is_refused_in_a_line(tmp_path: Path, change: Callable
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="gone.json: no recipe \\(No such file"):
+    with pytest.raises(UserError, match=r"gone.json: no recipe \(No such file"):
         recipes.read(tmp_path / "gone.json")
 
 
