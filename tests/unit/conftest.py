@@ -13,7 +13,6 @@ import pytest
 from tests.fakes.engine import FakeEngine
 
 from trainyard import cli
-from trainyard.oci import builder
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section
@@ -119,13 +118,6 @@ def resolves(uv_environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
     """Let uv resolve whatever Pythons and packages this machine has."""
     for name, value in uv_environment.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def engine_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images are built on the engine's own builder, and no engine is asked."""
-    engine = builder.Builder("default", "docker", (builder.Node("default"),))
-    monkeypatch.setattr(builder, "current", lambda _context: engine)
 
 
 Result = tuple[int, str, str]

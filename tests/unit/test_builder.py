@@ -293,7 +293,6 @@ def test_base_images_at_registries_are_not_sent(
 
 
 def test_the_engines_builder_is_sent_nothing(
-    engine_builds: None,
     sources: Callable[..., plan.Plan],
     engine_saves: dict[str, str],
 ) -> None:
@@ -342,14 +341,14 @@ def test_the_image_and_its_provenance_are_loaded_into_the_engine(
 
 
 def test_the_engines_builder_stores_the_image_where_it_is(
-    engine_builds: None, sources: Callable[..., plan.Plan], fake_engine: FakeEngine
+    sources: Callable[..., plan.Plan], fake_engine: FakeEngine
 ) -> None:
     arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="gzip", name="x:1")
     assert "tf-cpu.output=type=image,name=x:1,oci-mediatypes=true,compression=gzip,force-compression=true" in arguments
 
 
 def test_the_password_of_an_index_is_a_secret_of_the_build(
-    engine_builds: None, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
     monkeypatch.setattr(build.settings, "ca_bundle", lambda: tmp_path / "ca.pem")

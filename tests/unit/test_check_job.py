@@ -729,7 +729,7 @@ def test_signatures_are_demanded_of_every_image_of_googles_jobs(
 def test_what_is_no_name_is_said_once_and_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of an init container, whose image is looked up as that of the others is."""
     asked: list[str] = []
-    monkeypatch.setattr(image_metadata, "read_contents", lambda name: asked.append(name))
+    monkeypatch.setattr(image_metadata, "read_contents", lambda _, name: asked.append(name))
     path = tmp_path / "job.yaml"
     first = {"name": "first", "image": "a.example/first:1"}
     job = changed(changed(JOB, f"{R}.initContainers", [first]), f"{R}.containers.0.image", "https://a.example/b")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.engine import FakeEngine
 
 from trainyard.common import stages
 from trainyard.common.context import Context
@@ -141,7 +142,7 @@ def test_the_steps_of_a_build_are_reported_from_its_output(tmp_path: Path, caplo
 
 
 def test_a_failed_build_shows_the_end_of_the_step_and_names_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engine_builds: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_engine: FakeEngine
 ) -> None:
     text = "".join(f"#21 0.1 line {number}\n" for number in range(60)) + FAILED
     failed = subprocess.CompletedProcess([], 1, stderr=text)
@@ -291,7 +292,7 @@ def test_each_target_that_ends_is_a_line_and_the_moving_line_has_the_others(
     "failed to solve: failed to get edge: inconsistent graph state",
 ])  # fmt: skip
 def test_transient_errors_of_a_build_are_retried_and_no_others(
-    monkeypatch: pytest.MonkeyPatch, words: str, engine_builds: None
+    monkeypatch: pytest.MonkeyPatch, words: str, fake_engine: FakeEngine
 ) -> None:
     """Two builds shared a step, and one of them ended; or the engine garbage-collected what a build had just found."""
     waited: list[float] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.common.errors import StepFailed
@@ -58,15 +59,14 @@ def test_an_address_that_is_none_is_a_reason(monkeypatch: pytest.MonkeyPatch, gi
     assert found == "default" and reason and reason.startswith(f"{given} does not answer: ")
 
 
-def test_the_address_that_a_build_records_has_no_password(index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_that_a_build_records_has_no_password(
+    index: PackageIndex, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, address(index))
     spec = model.load("cpu")
     both = {(kind, index): "" for kind in ("framework", "requirements") for index in ("default", "pytorch-cpu")}
     spec = spec.with_lock(Lock({Section(spec.arch, kind, index): text for (kind, index), text in both.items()}))
-    monkeypatch.setattr(build.builder, "current", lambda _name: build.builder.Builder("b", "docker", ()))
-    monkeypatch.setattr(build.builder.Builder, "machine", lambda *_: spec.architecture)
-    monkeypatch.setattr(build.base_image, "resolve", lambda *_, **__: build.base_image.Resolved("b", "", "", ""))
-    monkeypatch.setattr(build.base_image, "pythons", lambda *_, **__: ({}, []))
+    fake_engine.digest_at_registry = lambda _: "sha256:1"
     assert build._reachable(spec)[1].index_url == address(index, "")
 
 

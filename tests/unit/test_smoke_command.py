@@ -460,6 +460,7 @@ def test_a_network_is_for_a_command_of_a_repository(repository: Repository) -> N
             told(spec, True)
 
 
+@pytest.mark.usefixtures("fake_engine")
 def test_the_option_reaches_the_context(trainyard: Callable[..., tuple[int, str, str]]) -> None:
     line = "--smoke-network is for the command of a repository, and tf-cpu has none: leave it out"
     assert trainyard("smoke", "tf-cpu", "--smoke-network")[2].splitlines()[-1] == f"smoke: {line}"

@@ -212,9 +212,7 @@ def test_a_failed_stage_has_no_last_line() -> None:
 
 
 @pytest.fixture
-def building(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
-) -> FakeEngine:
+def building(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeEngine:
     """An engine that builds the image of tf-cpu as its spec says; it trains well."""
     spec = model.load("tf-cpu", "amd64")
     base = spec.base_spec()

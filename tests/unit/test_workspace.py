@@ -310,7 +310,7 @@ def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest
 
 
 def test_a_build_without_a_network_asks_neither_index_nor_registry(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine_builds: None
+    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("an offline build asked a server")
@@ -380,7 +380,6 @@ def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
     fake_engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    engine_builds: None,
 ) -> None:
     """It is made while the image is verified and tested, and what goes wrong is said when that has ended."""
     tested: list[str] = []

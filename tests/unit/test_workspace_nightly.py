@@ -90,7 +90,7 @@ class Registry:
 
 
 @pytest.fixture
-def registry(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, engine_builds: None) -> Registry:
+def registry(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Registry:
     found = Registry()
     fake_engine.digest_at_registry = found.digest_of
     fake_engine.instead("GET /images/.+/json", lambda: Image("sha256:0").document)  # whatever is pulled
