@@ -27,7 +27,7 @@ import trainyard
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import base_contents, base_image, framework_choice, package_index, resolution
+from trainyard.image import base_contents, base_image, build_backends, framework_choice, package_index, resolution
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request
 from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
@@ -128,7 +128,7 @@ def is_current(spec: RepositorySpec) -> bool:
     """
     if isinstance(spec.lock, locks.Unreadable) and spec.lock.missing:
         return False
-    lock = _required(spec)
+    spec, lock = build_backends.asked(spec), _required(spec)
     if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
         return False
     return lock.origin is not None and lock.origin.inputs == inputs(spec, lock)
@@ -209,6 +209,7 @@ def lock(
             another Trainyard locked the others.
         StepFailed: uv could not resolve them; or, with ``check``, the lock is out of date.
     """
+    spec = build_backends.asked(spec)
     if not upgrade and isinstance(spec.lock, locks.Unreadable) and not spec.lock.missing:
         logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
@@ -300,7 +301,7 @@ def resolve(
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
-    built = _Wheels(spec.build_folder / "wheels", old, upgraded, offline=spec.context.offline)
+    built = _Wheels(spec, old, upgraded)
     sections: dict[Section, str] = {}
     for platform in platforms:
         first = Lock(sections) if sections else None
@@ -399,16 +400,15 @@ def _of(lock: Lock | None, arch: str, index: str = DEFAULT) -> Locked:
 class _Wheels:
     """Build the wheels of sources; one that several platforms have is built once."""
 
-    def __init__(self, folder: Path, old: Lock | None, upgraded: frozenset[str], *, offline: bool) -> None:
+    def __init__(self, spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> None:
         known = "".join(old.sections.values()) if old else ""
-        self._offline, self._folder, self._commits = offline, folder, wheels.locked_commits(known, leave_out=upgraded)
+        self._folder, self._commits = spec.build_folder / "wheels", wheels.locked_commits(known, leave_out=upgraded)
+        self._make = build_backends.of_spec(spec).wheel
         self._built: dict[Source, Wheel] = {}
 
     def of(self, sources: Sequence[Source]) -> list[Wheel]:
         missing = [one for one in sources if one not in self._built]
-        self._built |= zip(
-            missing, wheels.build(missing, self._folder, self._commits, offline=self._offline), strict=True
-        )
+        self._built |= zip(missing, wheels.build(missing, self._folder, self._commits, self._make), strict=True)
         return [self._built[one] for one in sources]
 
 

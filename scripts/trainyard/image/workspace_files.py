@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, repository_lock
+from trainyard.image import build_backends, dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.state import own
 from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
@@ -32,6 +32,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
             names, again = ", ".join(relative(path) for path in drifted), spec.command("dev render")
             raise UserError(f"{names}: out of date with the spec; run '{again}' and review the difference")
         return spec, ""
+    spec = build_backends.asked(spec)
     code = check.require(spec)
     exists = spec.lock_file.is_file()
     if exists:
@@ -43,7 +44,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     folder = spec.build_folder
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)
-    wheels.ensure(spec, built)
+    wheels.ensure(spec, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
     diff_id = ""
     if spec.has_code:

@@ -25,7 +25,7 @@ from typing import IO, Any
 import zstandard
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import plan
+from trainyard.image import build_backends, plan
 from trainyard.oci import image_index
 from trainyard.oci.documents import descriptor, hashed
 from trainyard.oci.registry import Manifest, Repository, check_address
@@ -229,6 +229,7 @@ def push(spec: Spec, registry: str, *, image: str | None = None) -> dict[str, An
     """
     started = time.monotonic()
     spec = spec.repository(f"{spec.target} is a target of the catalogue: --code-only is for a folder with a {FILE}")
+    spec = build_backends.asked(spec)
     repository = Repository(f"{registry}/{NAME}", spec.context.state)
     known = None if image else pushes.last(_kept(spec), repository.name, spec.folder)
     with Threads(3) as pool, tempfile.TemporaryDirectory(prefix="trainyard-") as folder:

@@ -113,9 +113,12 @@ def check(spec: RepositorySpec) -> Checked:
                 line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
                 where = f"{relative(spec.workspace.file)}:{line}: run"
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
-            if provided[0] and "" not in named:  # else nothing is locked, or a requirement has no name
+            untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
+            if provided[0] and "" not in named and not untold:  # else nothing is locked, or a name is not known
                 _check_imports(found, spec, program, module, listed, named, named.union(*provided))
         with found.refusing():
+            for text in python_projects.notes(spec.workspace):
+                found.note(text)
             for text in python_projects.extensions(python_projects.folders_of(spec.workspace), named):
                 found.note(text)
         with found.refusing():
