@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests import workspaces
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
@@ -634,14 +635,14 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
-    wheels.ensure(fresh(spec), folder)
+    wheels.ensure(fresh(spec), folder, workspaces.make)
     assert [path.name for path in folder.iterdir()] == [made.name]
     assert is_current(spec)
     (tool / "tool.py").write_text("x = 2\n")
     assert not is_current(spec)
     made.unlink()
     with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
-        wheels.ensure(fresh(spec), folder)
+        wheels.ensure(fresh(spec), folder, workspaces.make)
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:
@@ -846,22 +847,6 @@ def test_an_address_and_a_file_have_the_hash_that_is_written_beside_them(
     assert versions(spec)["tqdm"] == "4.0"
     with pytest.raises(UserError, match=rf"^requirements\.txt:1: .*: the file has the SHA-256 {made}: pin that if"):
         relock(write(line.format(url=url, file=file, sha="c" * len(right)) + "\n"))
-
-
-def test_what_a_build_of_a_folder_is_started_with_has_none_of_the_users_secrets(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "1")
-    Path("tool").mkdir()
-    Path("tool/backend.py").write_text(RAN.format(path=str(tmp_path / "ran")))
-    Path("tool/pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    )
-    with pytest.raises(StepFailed, match="building its wheel failed"):
-        relock(write("./tool\n"))
-    seen = (tmp_path / "ran").read_text()
-    assert "SETUPTOOLS_SCM_PRETEND_VERSION" in seen and "secret" not in seen
 
 
 def tools(index: PackageIndex) -> None:

@@ -85,9 +85,10 @@ def roots(wheel: Path, project: Path, site: Path) -> list[str]:
     """
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
-    command = [sys.executable, "-I", __file__, "--roots", str(site), str(project)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    result = site.with_suffix(".json")
+    command = [sys.executable, "-I", __file__, "--roots", str(site), str(project), str(result)]
+    subprocess.run(command, stdout=sys.stderr, check=True)
+    found: list[str] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
@@ -124,7 +125,8 @@ def _names(project: Path) -> list[str]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--roots":
-        print(json.dumps(_importable(sys.argv[2], Path(sys.argv[3]))))
+        found = _importable(sys.argv[2], Path(sys.argv[3]))
+        Path(sys.argv[4]).write_text(json.dumps(found), encoding="utf-8")
     else:
         folder = Path(sys.argv[1])
         result = main(json.loads((folder / "request.json").read_text(encoding="utf-8")), folder / "out")

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyproject_hooks
 from docker.models.containers import Container
@@ -41,13 +41,15 @@ from trainyard.sandbox import containers
 from trainyard.spec import state, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.markers import requirement
-from trainyard.spec.model import RepositorySpec
+from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, NAME
 from trainyard.spec.workspace import Told, git_root
 from trainyard.workspace import code_files, indexes, python_projects
 from trainyard.workspace.lines import without_credentials
-from trainyard.workspace.project import Project
+from trainyard.workspace.project import IN_CONTAINER, Project
 from trainyard.workspace.python_projects import Backend
+
+S = TypeVar("S", bound=Spec)
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ class Backends:
         logger.info(f"{backend.shown} is asked for {project.pending}")
         with _folder_of(project.folder, names, version, yaml_source.LARGEST) as packed:
             answer = self._asked(backend.shown, backend, packed, None)
-        if answer.compiles and not compiled:
+        if (answer.compiles or (answer.failure and python_projects.extension(project.folder))) and not compiled:
             raise UserError(_needs_compiler(backend.shown, answer.failure))
         told = Told(
             answer.facts.get("metadata", ""),
@@ -199,7 +201,7 @@ class Backends:
         requires = list(backend.requires)
         while True:
             request = {
-                "project": f"/{_FOLDER}/project/{backend.file.parent.name}",
+                "project": IN_CONTAINER.removeprefix("file://") + backend.file.parent.name,
                 "backend": backend.name,
                 "path": backend.path,
                 "requires": requires,
@@ -286,21 +288,23 @@ class Backends:
         return reference
 
 
-def of_spec(spec: RepositorySpec) -> Backends:
+def of_spec(spec: Spec) -> Backends:
     """Return what asks build backends for the image of a repository: in its base, or else in the newest Debian."""
     known = debian_bases()
     return Backends(spec.context, spec.base if spec.base in known else sorted(known)[-1])
 
 
-def asked(spec: RepositorySpec) -> RepositorySpec:
-    """Return the spec with what the build backends of its projects tell, of those that a static table does not.
+def asked(spec: S) -> S:
+    """Return the spec of a repository with what build backends tell of its projects that no static table describes.
 
     Raises:
         UserError: a project has a mistake; see also :meth:`Backends.told`.
         StepFailed: see there.
     """
-    backends, workspace = of_spec(spec), spec.workspace
-    build = workspace.document.build
+    workspace, build = spec.workspace, spec.workspace.document.build
+    if not python_projects.pending(workspace):
+        return spec
+    backends = of_spec(spec)
     compiled = {canonicalize_name(requirement(text).name) for text in (build.sources if build else ())}
     while pending := python_projects.pending(workspace):
         new = {
@@ -343,7 +347,7 @@ def _archival(folder: Path) -> str:
 @contextmanager
 def _folder_of(folder: Path, names: Iterable[str], version: str, largest: int) -> Iterator[IO[bytes]]:
     """Yield a tar archive with files of a project; those of more than ``largest`` bytes are empty in it."""
-    top = f"{_FOLDER}/project/{folder.name}"
+    top = f"{IN_CONTAINER.removeprefix('file:///')}{folder.name}"
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as tar:
             folders = {parent.as_posix() for name in names for parent in PurePosixPath(top, name).parents}
@@ -397,7 +401,7 @@ def _answer(container: Container, out: Path | None, project: str) -> Answer:
         StepFailed: it wrote too much.
     """
     pieces, _ = container.get_archive(f"/{_FOLDER}/out")
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"failure": "it wrote no answer"}
     record = ""
     with tempfile.TemporaryFile() as file:
         for piece in pieces:
@@ -420,7 +424,7 @@ def _answer(container: Container, out: Path | None, project: str) -> Answer:
     lines = [line.partition(" ") for line in record.splitlines()]
     log = container.logs(tail=200)[-_LOG:].decode(errors="replace")
     return Answer(
-        facts or {"failure": "it wrote no answer"},
+        facts,
         log,
         frozenset(name for kind, _, name in lines if kind == "read"),
         frozenset(name for kind, _, name in lines if kind == "run"),
@@ -428,15 +432,16 @@ def _answer(container: Container, out: Path | None, project: str) -> Answer:
 
 
 def _facts(content: bytes) -> dict[str, Any]:
-    """Return an answer of :mod:`trainyard.image.ask_backend`; empty if the build backend wrote another one."""
+    """Return an answer of :mod:`trainyard.image.ask_backend`; a failure if the build backend wrote another one."""
     types = {"requires": list, "metadata": str, "entry_points": str, "roots": list, "failure": str}
+    wrong = {"failure": "it wrote no answer"}
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
-        return {}
+        return wrong
     known = isinstance(found, dict) and all(isinstance(found[key], types.get(key, object)) for key in found)
     lists = (*found.get("requires", ()), *found.get("roots", ())) if known else (0,)
-    return found if all(isinstance(one, str) for one in lists) else {}
+    return found if all(isinstance(one, str) for one in lists) else wrong
 
 
 def _keep(path: Path, told: Told, folder: Path, names: Iterable[str], answer: Answer, version: str) -> None:

@@ -17,7 +17,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import build_backends, plan
 from trainyard.oci import docker_engine
 from trainyard.spec import state, workspace
-from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.workspace import COMMAND, Workspace
 from trainyard.workspace import code_files, code_layer
@@ -272,9 +272,8 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
     recorded = labels.get(f"{LABELS}.code")
     if recorded is None:
         return False
-    spec = build_backends.asked(spec) if isinstance(spec, RepositorySpec) else spec
     with tempfile.TemporaryDirectory() as folder:
-        written = code_layer.write(spec.workspace, Path(folder) / "code.tar", spec.site)
+        written = code_layer.write(build_backends.asked(spec).workspace, Path(folder) / "code.tar", spec.site)
     return written.diff_id != recorded
 
 

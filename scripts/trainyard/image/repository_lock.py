@@ -407,9 +407,17 @@ class _Wheels:
         self._built: dict[Source, Wheel] = {}
 
     def of(self, sources: Sequence[Source]) -> list[Wheel]:
-        missing = [one for one in sources if one not in self._built]
-        self._built |= zip(missing, wheels.build(missing, self._folder, self._commits, self._make), strict=True)
-        return [self._built[one] for one in sources]
+        """Return the wheels of sources, and those of what these need that is no package of an index."""
+        made: list[Wheel] = []
+        waiting, names = list(sources), {one.name for one in sources}
+        while waiting:
+            source = waiting.pop(0)
+            if source not in self._built:
+                (self._built[source],) = wheels.build([source], self._folder, self._commits, self._make)
+            made.append(self._built[source])
+            more = [one for one in wheels.further(made[-1].file, source) if one.name not in names]
+            waiting, names = [*waiting, *more], names | {one.name for one in more}
+        return made
 
 
 def _resolved_for_platform(

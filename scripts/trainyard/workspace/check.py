@@ -119,7 +119,8 @@ def check(spec: RepositorySpec) -> Checked:
         with found.refusing():
             for text in python_projects.notes(spec.workspace):
                 found.note(text)
-            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), named):
+            installed = named | ({""} if wanted.compiled else set())
+            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):
                 found.note(text)
         with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)

@@ -21,8 +21,8 @@ from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace.lines import Found, Line, Source, parse_direct, parse_reference
-from trainyard.workspace.project import Project
+from trainyard.workspace.lines import Found, Line, Source, line_with, of_any_extra, parse_direct, parse_reference
+from trainyard.workspace.project import IN_CONTAINER, Project
 
 #: Settings of ``[tool.uv]`` that decide what is resolved and do not name an index.
 _RESOLVER_SETTINGS = (
@@ -165,10 +165,23 @@ def _dependencies(source: Toml, own: Mapping[str, Any], project: Project) -> lis
     """The lines of ``[project] dependencies``, or those that the build backend has told."""
     if own and "dependencies" not in own.get("dynamic", []):
         return [source.line(text, after="dependencies") for text in own.get("dependencies", [])]
+    return told_lines(project, "dynamic" if own else "build-backend")
+
+
+def told_lines(project: Project, word: str) -> list[Line]:
+    """Return the dependencies that the build backend of a project has told.
+
+    Args:
+        word: in the line of the project's file that stands for all of them, if it has none of its own.
+    Raises:
+        UserError: it failed.
+    """
     if "dependencies" in project.unknown:
         raise UserError(project.unknown["dependencies"])
-    at = source.line_of("dynamic" if own else "build-backend")
-    return [Line(text, source.path, at) for text in project.dependencies]
+    # A folder beside the project, as the container has it.
+    beside = f"{project.folder.parent.as_uri().rstrip('/')}/"
+    texts = [(text, text.replace(IN_CONTAINER, beside)) for text in project.dependencies]
+    return [Line(here, project.file, line_with(project.file, text, word) or 1) for text, here in texts]
 
 
 def extra_lines(
@@ -198,17 +211,12 @@ def extra_lines(
             continue
         for text in own["optional-dependencies"][available[extra]]:
             line = source.line(text, after=f"{available[extra]} ")
-            line = replace(line, text=_of_any_extra(text))
+            line = replace(line, text=of_any_extra(text))
             if line.name == canonicalize_name(str(own.get("name", ""))):
                 lines += extra_lines(source, sorted(line.requirement.extras), (*above, extra), project=project)
             else:
                 lines.append(line)
     return lines
-
-
-def _of_any_extra(text: str) -> str:
-    """Return a requirement of METADATA with a marker that always holds in the place of ``extra == ...``."""
-    return re.sub(r"""\bextra\s*==\s*("[^"]*"|'[^']*')""", "python_version > '0'", text)
 
 
 def _group_lines(source: Toml, groups: Sequence[str]) -> list[Line]:

@@ -20,6 +20,9 @@ from trainyard.workspace.lines import where, without_credentials
 #: ``package.module:object.attribute [extra]`` (https://packaging.python.org/en/latest/specifications/entry-points/).
 _OBJECT = re.compile(r"([\w.]+)\s*(:\s*[\w.]+)?\s*(\[.*\])?")
 
+#: The beginning of a folder's address in what a build backend tells: that of the project's own is in it.
+IN_CONTAINER = "file:///trainyard/project/"
+
 _COMMANDS = ("gui_scripts", "console_scripts")
 
 

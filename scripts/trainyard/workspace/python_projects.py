@@ -26,7 +26,7 @@ from trainyard.spec.model import relative
 from trainyard.spec.repository_files import check_links
 from trainyard.spec.workspace import Told, Workspace, git_root
 from trainyard.workspace.dependency_tables import table, toml
-from trainyard.workspace.lines import text_of, where
+from trainyard.workspace.lines import OF_EXTRA, text_of, where
 from trainyard.workspace.project import Project, checked
 
 #: Fields of ``[project]`` that are needed at run time -> what follows where one is dynamic and nothing tells it. The
@@ -41,7 +41,7 @@ _NEEDED = {
 }
 
 #: Keywords of ``setup()`` with extensions, of setuptools, setuptools-rust and cffi; build backends that compile.
-_EXTENSIONS = re.compile(r"\b(ext_modules|rust_extensions|cffi_modules)\s*=")
+_EXTENSIONS = re.compile(r"\b(ext_modules|rust_extensions|cffi_modules)\s*=(?!\s*(\[\s*\]|None\b))")
 _COMPILING = ("maturin", "scikit_build_core", "mesonpy")
 
 #: The build backend of a project that names none:
@@ -142,18 +142,26 @@ def projects(workspace: Workspace) -> list[Project]:
     return list(found.values())
 
 
+def extension(folder: Path) -> str:
+    """Return the line, and what stands there, by which a project compiles C++, CUDA or Rust; empty if it does not."""
+    named = str(table(_toml(folder), "build-system").get("build-backend", ""))
+    if named.partition(".")[0] in _COMPILING:
+        return f"{where(folder / 'pyproject.toml', named)}: {named}"
+    match = _EXTENSIONS.search(text_of(folder / "setup.py")) if (folder / "setup.py").is_file() else None
+    return f"{where(folder / 'setup.py', match[1])}: {match[1]}" if match else ""
+
+
 def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Iterator[str]:
-    """Yield a line for each project that compiles C++, CUDA or Rust and is not ``installed`` (canonical names)."""
+    """Yield a line for each project that compiles and is not ``installed``.
+
+    Args:
+        installed: canonical names; an empty one stands for projects whose name only their build backend tells.
+    """
     for folder in folders:
-        named = str(table(_toml(folder), "build-system").get("build-backend", ""))
-        match = _EXTENSIONS.search(text_of(folder / "setup.py")) if (folder / "setup.py").is_file() else None
-        file, word = folder / "setup.py", match[1] if match else ""
-        if named.partition(".")[0] in _COMPILING:
-            file, word = folder / "pyproject.toml", named
-        name = str(table(_toml(folder), "project").get("name", folder.name))
-        if word and canonicalize_name(name) not in installed:
+        name = str(table(_toml(folder), "project").get("name", ""))
+        if (place := extension(folder)) and (name and canonicalize_name(name)) not in installed:
             yield (
-                f"{where(file, word)}: {word}: extensions of the repository are not compiled for the image: publish "
+                f"{place}: extensions of the repository are not compiled for the image: publish "
                 "its source distribution on an index, and name that in 'build'"
             )
 
@@ -198,7 +206,8 @@ def read(folder: Path, told: Told | None = None) -> Project | None:
     else:
         return None
     packaged = project.installed and ("build-system" in document or has_setup)
-    if told is None and not project.pending and packaged and not _has_module(project, _default(folder)):
+    known = _has_module(project, _default(folder)) and not extension(folder)
+    if told is None and not project.pending and packaged and not known:
         project = dataclasses.replace(project, pending="the folders of its modules")
     if told and told.roots is None and told.failure and packaged and not project.unknown:
         project = dataclasses.replace(project, unknown={"modules": _failed(backend(folder), told)})
@@ -323,8 +332,8 @@ def of_metadata(file: Path, told: Told) -> Project:
     dependencies: list[str] = []
     extras: dict[str, list[str]] = {extra: [] for extra in raw.get("provides_extra", [])}
     for line in raw.get("requires_dist", []):
-        extra = re.search(r"""\bextra\s*==\s*["']([^"']+)["']""", line)
-        (extras.setdefault(extra[1], []) if extra else dependencies).append(line)
+        extra = re.search(OF_EXTRA, line)
+        (extras.setdefault(extra[1].strip("\"'"), []) if extra else dependencies).append(line)
     groups = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=False)
     groups.optionxform = str  # type: ignore[assignment,method-assign]
     try:

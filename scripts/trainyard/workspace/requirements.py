@@ -18,8 +18,8 @@ from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt
-from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, toml
-from trainyard.workspace.lines import Found, Kind, Line, Source, line_with
+from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, told_lines, toml
+from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
 from trainyard.workspace.project import Project
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
@@ -192,9 +192,11 @@ def _read_project(project: Project, found: Found, fits: Fits) -> None:
     if project.file.name == "pyproject.toml":
         read_project(project.file, found, fits=fits, project=project)
         return
-    if "dependencies" in project.unknown:
-        raise UserError(project.unknown["dependencies"])
-    found.lines += [Line(text, project.file, line_with(project.file, text) or 1) for text in project.dependencies]
+    for line in told_lines(project, "install_requires"):
+        if line.requirement.url:
+            found.sources.append(parse_reference(line))
+        else:
+            found.lines.append(line)
 
 
 def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:

@@ -22,17 +22,20 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import requests as http
+from packaging.metadata import parse_email
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.workspace import requirements
-from trainyard.workspace.lines import Source, userinfo, without_credentials, without_userinfo
+from trainyard.workspace.lines import OF_EXTRA, Source, of_any_extra, userinfo, without_credentials, without_userinfo
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,52 @@ class Wheel:
     def note(self) -> str:
         """The comment above its entry in a lock: where the wheel comes from, without the address."""
         return f"# {self.name}: {f'commit {self.commit}' if self.commit else 'path'} ({key(self.source)})"
+
+
+def requires(wheel: Path) -> tuple[list[str], list[str]]:
+    """Return the requirements that a wheel states, and the names of its extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(one for one in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one))
+        raw, _ = parse_email(archive.read(name))
+    return raw.get("requires_dist", []), raw.get("provides_extra", [])
+
+
+def without_addresses(wheel: Wheel) -> dict[str, Any] | None:
+    """Return what uv is to take for the metadata of a wheel that names addresses, which have wheels of their own.
+
+    https://docs.astral.sh/uv/reference/settings/#dependency-metadata; None if it names none.
+    """
+    lines, extras = requires(wheel.file)
+    known = [Requirement(line) for line in lines]
+    if not any(one.url for one in known):
+        return None
+    for one in known:
+        one.url = None
+    return {"name": wheel.name, "version": wheel.version, "requires-dist": [*map(str, known)], "provides-extra": extras}
+
+
+def further(wheel: Path, source: Source) -> list[Source]:
+    """Return the git repositories and files that the wheel of a source needs.
+
+    Raises:
+        UserError: it needs a folder of this machine.
+    """
+    found = []
+    for text in requires(wheel)[0]:
+        wanted = Requirement(text)
+        extras = set(re.findall(OF_EXTRA, text))
+        if not wanted.url or (extras and not {one.strip("\"'") for one in extras} & {*source.extras}):
+            continue
+        if not wanted.url.startswith(("git+", "http://", "https://")):
+            raise UserError(
+                f"{source.line.where}: {source.line.shown} needs {wanted.name} from a folder: name that in the "
+                "requirements, too"
+            )
+        line = replace(source.line, text=text, hashes=frozenset())
+        marker = of_any_extra(str(wanted.marker or ""))
+        # As it is: no variable of this machine is put into the address of somebody else.
+        found.append(Source(line, wanted.url, canonicalize_name(wanted.name), tuple(sorted(wanted.extras)), marker))
+    return found
 
 
 #: A :attr:`Wheel.note`.
@@ -148,19 +197,23 @@ def ensure(spec: RepositorySpec, folder: Path, make: Make) -> None:
     sources = {key(one): one for one in read.sources}
     wanted = _locked(spec.locked().text("requirements"))
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
-    for one, (commit, sha256) in wanted.items():
-        if sha256 in there:
-            continue
-        where = sources[one].line.where if one in sources else relative(spec.lock_file)
-        if one not in sources:
-            raise UserError(f"{where}: pins a wheel that the requirements no longer name: run 'trainyard lock'")
-        built = build([sources[one]], folder, {one: commit}, make)[0]
-        there[built.sha256] = built.file
-        if built.sha256 != sha256:
-            raise UserError(
-                f"{where}: {sources[one].line.shown}: not what {relative(spec.lock_file)} pins: the source or its "
-                "build backend has changed: run 'trainyard lock'"
-            )
+    waiting = dict(wanted)
+    while ready := [one for one in waiting if one in sources]:
+        for one in ready:
+            commit, sha256 = waiting.pop(one)
+            if sha256 not in there:
+                built = build([sources[one]], folder, {one: commit}, make)[0]
+                there[built.sha256] = built.file
+                if built.sha256 != sha256:
+                    raise UserError(
+                        f"{sources[one].line.where}: {sources[one].line.shown}: not what {relative(spec.lock_file)} "
+                        "pins: the source or its build backend has changed: run 'trainyard lock'"
+                    )
+            sources |= {key(more): more for more in further(there[sha256], sources[one])}
+    if any(sha256 not in there for _, sha256 in waiting.values()):
+        raise UserError(
+            f"{relative(spec.lock_file)}: pins a wheel that the requirements no longer name: run 'trainyard lock'"
+        )
     kept = {there[sha256] for _, sha256 in wanted.values()}
     for path in folder.glob("*.whl"):
         if path not in kept:
