@@ -20,7 +20,7 @@ from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Origin, Pin, Section
 from trainyard.spec.model import RepositorySpec, Spec
-from trainyard.workspace import python_projects
+from trainyard.workspace import python_projects, requirements, wheels
 
 
 def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
@@ -64,6 +64,12 @@ def make(where: str, folder: Path, _names: Iterable[str], out: Path) -> Path:
     hooks = BuildBackendHookCaller(str(folder), named.name, named.path, python_executable=sys.executable)
     out.mkdir(exist_ok=True)
     return out / str(hooks.build_wheel(str(out)))
+
+
+def ensure_wheels(spec: RepositorySpec, folder: Path) -> None:
+    """Make a folder hold the wheels of the folders that a repository requires, as a build does."""
+    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    wheels.ensure(wanted.sources, spec.locked().text("requirements"), spec.lock_file, folder, make)
 
 
 def repository(folder: str | None = None, arch: str | None = None) -> RepositorySpec:

@@ -30,7 +30,7 @@ from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import RepositorySpec, Spec
-from trainyard.workspace import indexes, wheels
+from trainyard.workspace import indexes
 
 TARGET = model.load("tf-cpu", "amd64")
 
@@ -635,14 +635,14 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
-    wheels.ensure(fresh(spec), folder, workspaces.make)
+    workspaces.ensure_wheels(fresh(spec), folder)
     assert [path.name for path in folder.iterdir()] == [made.name]
     assert is_current(spec)
     (tool / "tool.py").write_text("x = 2\n")
     assert not is_current(spec)
     made.unlink()
     with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
-        wheels.ensure(fresh(spec), folder, workspaces.make)
+        workspaces.ensure_wheels(fresh(spec), folder)
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:

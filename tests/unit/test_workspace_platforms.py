@@ -23,7 +23,7 @@ from trainyard.spec import lock as locks
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.lock import Lock, Section, parse
 from trainyard.spec.model import RepositorySpec
-from trainyard.workspace import requirements, wheels
+from trainyard.workspace import requirements
 
 BOTH = "platforms: [linux/amd64, linux/arm64]\n"
 
@@ -319,7 +319,7 @@ def test_a_folder_is_built_to_one_wheel_for_all_platforms(write: Write, monkeypa
     assert hashes("tool", AMD64) == hashes("tool", ARM64)
     folder = on(ARM64).build_folder / "wheels"
     folder.mkdir(parents=True)
-    wheels.ensure(on(ARM64), folder, workspaces.make)
+    workspaces.ensure_wheels(on(ARM64), folder)
     (wheel_,) = folder.glob("*.whl")
     assert [hashlib.sha256(wheel_.read_bytes()).hexdigest()] == hashes("tool", ARM64)
 

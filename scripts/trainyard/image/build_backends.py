@@ -120,12 +120,10 @@ class Backends:
 
     Args:
         context: of the command. ``base``: name of a base (images/bases.yaml) with Debian's Python.
-        indexes: package indexes of what builds require.
     """
 
-    def __init__(self, context: Context, base: str, known: Iterable[indexes.Index] = ()) -> None:
+    def __init__(self, context: Context, base: str) -> None:
         self._context, self._base = context, base
-        self._indexes = [*indexes.of_machine(), *known]
 
     @property
     def _python(self) -> str:
@@ -258,7 +256,7 @@ class Backends:
         """Install wheels that a build requires for the container's Python; nothing of them runs."""
         platform = docker_engine.architecture().wheel_platform(debian_bases()[self._base].glibc)
         wanted = resolver.Project(
-            "build-system", list(lines), self._python, self._context.offline, platform, indexes=self._indexes
+            "build-system", list(lines), self._python, self._context.offline, platform, indexes=indexes.of_machine()
         )
         try:
             wanted.install(folder)

@@ -292,7 +292,7 @@ def resolve(
         upgraded: canonical names of packages whose versions are not kept.
         constrain: is called for each platform with the requirements' versions in the old lock.
     """
-    spec, reasons = _on_base(spec, old)
+    spec, reasons = _on_base(build_backends.asked(spec), old)
     asked = framework_choice.text(reasons)
     kept = old if old and is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)

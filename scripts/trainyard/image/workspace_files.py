@@ -9,7 +9,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import build_backends, dockerfile, repository_lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.state import own
-from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
+from trainyard.workspace import check, code_layer, indexes, python_survey, requirements, wheels
 from trainyard.workspace.code_files import CodeFile
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     folder = spec.build_folder
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)
-    wheels.ensure(spec, built, build_backends.of_spec(spec).wheel)
+    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    locked = spec.locked().text("requirements")
+    wheels.ensure(wanted.sources, locked, spec.lock_file, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
     diff_id = ""
     if spec.has_code:

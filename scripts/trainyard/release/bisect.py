@@ -21,7 +21,7 @@ from typing import Any
 
 from trainyard.common import git, stages
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, smoke_command, smoke_test
+from trainyard.image import build, build_backends, smoke_command, smoke_test
 from trainyard.image.smoke_command import Subject
 from trainyard.release import culprit, image_packages, mixed_lock
 from trainyard.release.culprit import Changes, Verdict
@@ -143,7 +143,7 @@ def extending(spec: Spec) -> RepositorySpec:
     own = spec.repository(f"{spec.where}: give a target of the catalogue, or the folder of a {workspace.FILE}")
     if isinstance(own.lock, locks.Unreadable):
         raise UserError(own.lock.reason)
-    return own
+    return build_backends.asked(own)
 
 
 def repository(spec: Spec, purpose: str = "bisect") -> RepositorySpec:

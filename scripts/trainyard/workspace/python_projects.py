@@ -210,7 +210,8 @@ def read(folder: Path, told: Told | None = None) -> Project | None:
     if told is None and not project.pending and packaged and not known:
         project = dataclasses.replace(project, pending="the folders of its modules")
     if told and told.roots is None and told.failure and packaged and not project.unknown:
-        project = dataclasses.replace(project, unknown={"modules": _failed(backend(folder), told)})
+        line = f"{_failed(backend(folder), told)}: modules are those of src, if there is one, or at the top"
+        project = dataclasses.replace(project, unknown={"modules": line})
     roots = [_default(folder)] if told is None or told.roots is None else [folder / root for root in told.roots]
     roots = [root.resolve() for root in roots]
     inside = tuple(root for root in dict.fromkeys(roots) if root.is_relative_to(folder.resolve()) and root.is_dir())

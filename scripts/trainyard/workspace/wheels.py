@@ -33,8 +33,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.spec.model import RepositorySpec, relative
-from trainyard.workspace import requirements
+from trainyard.spec.yaml_source import relative
 from trainyard.workspace.lines import OF_EXTRA, Source, of_any_extra, userinfo, without_credentials, without_userinfo
 
 logger = logging.getLogger(__name__)
@@ -186,16 +185,17 @@ def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], m
     return [_build(source, folder, commits.get(key(source), ""), make) for source in sources]
 
 
-def ensure(spec: RepositorySpec, folder: Path, make: Make) -> None:
+def ensure(required: Iterable[Source], section: str, lock_file: Path, folder: Path, make: Make) -> None:
     """Make ``folder`` hold the wheels that a workspace's lock pins, and no others; those that are missing are built.
 
+    Args:
+        required: the sources that the workspace requires. ``section``: of its lock, the file ``lock_file``.
     Raises:
         UserError: a source is not what it was when it was locked, or see :func:`build`.
         StepFailed: see :func:`build`.
     """
-    read = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
-    sources = {key(one): one for one in read.sources}
-    wanted = _locked(spec.locked().text("requirements"))
+    sources = {key(one): one for one in required}
+    wanted = _locked(section)
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
     waiting = dict(wanted)
     while ready := [one for one in waiting if one in sources]:
@@ -206,13 +206,13 @@ def ensure(spec: RepositorySpec, folder: Path, make: Make) -> None:
                 there[built.sha256] = built.file
                 if built.sha256 != sha256:
                     raise UserError(
-                        f"{sources[one].line.where}: {sources[one].line.shown}: not what {relative(spec.lock_file)} "
+                        f"{sources[one].line.where}: {sources[one].line.shown}: not what {relative(lock_file)} "
                         "pins: the source or its build backend has changed: run 'trainyard lock'"
                     )
             sources |= {key(more): more for more in further(there[sha256], sources[one])}
     if any(sha256 not in there for _, sha256 in waiting.values()):
         raise UserError(
-            f"{relative(spec.lock_file)}: pins a wheel that the requirements no longer name: run 'trainyard lock'"
+            f"{relative(lock_file)}: pins a wheel that the requirements no longer name: run 'trainyard lock'"
         )
     kept = {there[sha256] for _, sha256 in wanted.values()}
     for path in folder.glob("*.whl"):
