@@ -21,7 +21,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,8 +56,11 @@ logger = logging.getLogger(__name__)
 #: Seconds that a build backend may take: 4 for any that was tried, more where it makes a wheel with gigabytes of data.
 _SECONDS = 300
 
-#: Bytes that are read of what a container wrote, and of its log.
-_LARGEST, _LOG = 4 << 30, 1 << 20
+#: Bytes that are read of what a container wrote: with a wheel, and without; and of its log.
+_LARGEST, _SMALL, _LOG = 4 << 30, 1 << 28, 1 << 20
+
+#: How often a build backend may ask for more than it has; each one that was tried knew all at once.
+_ROUNDS = 3
 
 #: The folder of the container with everything that it is given, and the user that the backend runs as.
 _FOLDER, _USER = "trainyard", 1000
@@ -129,11 +132,11 @@ class Backends:
     def _python(self) -> str:
         return debian_bases()[self._base].python
 
-    def told(self, project: Project, *, compiled: bool = False) -> Told:
+    def told(self, project: Project, compiled: Collection[str] = ()) -> Told:
         """Return what the build backend of a project tells: asked now, or before if no file changed since.
 
         Args:
-            compiled: whether the image gets the project's extensions from its source distribution.
+            compiled: canonical names of projects whose extensions the image gets from their source distributions.
         Raises:
             UserError: it may not be asked, or compiles, which the image cannot.
             StepFailed: the container, or what it needs, could not be made.
@@ -147,15 +150,18 @@ class Backends:
         logger.info(f"{backend.shown} is asked for {project.pending}")
         with _folder_of(project.folder, names, version, yaml_source.LARGEST) as packed:
             answer = self._asked(backend.shown, backend, packed, None)
-        if (answer.compiles or (answer.failure and python_projects.extension(project.folder))) and not compiled:
-            raise UserError(_needs_compiler(backend.shown, answer.failure))
         told = Told(
             answer.facts.get("metadata", ""),
             answer.facts.get("entry_points", ""),
             tuple(answer.facts["roots"]) if "roots" in answer.facts else None,
             answer.failure,
         )
-        _keep(kept, told, project.folder, names, answer, version)
+        if answer.compiles or (answer.failure and python_projects.extension(project.folder)):
+            name = canonicalize_name(project.name or python_projects.of_metadata(project.file, told).name)
+            if name not in compiled and (name or not compiled):
+                raise UserError(_needs_compiler(backend.shown, answer.failure))
+        else:
+            _keep(kept, told, project.folder, names, answer, version)
         return told
 
     def wheel(self, where: str, folder: Path, names: Iterable[str], out: Path) -> Path:
@@ -197,7 +203,7 @@ class Backends:
             subject: of messages. ``out``: folder for a wheel; None: the backend tells about the project.
         """
         requires = list(backend.requires)
-        while True:
+        for _ in range(_ROUNDS):
             request = {
                 "project": IN_CONTAINER.removeprefix("file://") + backend.file.parent.name,
                 "backend": backend.name,
@@ -211,6 +217,7 @@ class Backends:
                 return answer
             python_projects.check_build_requires(backend.file, more)
             requires += more
+        raise StepFailed(f"{subject} asks for other requirements each time, the last {more[0][:100]!r}")
 
     def _run(self, subject: str, packed: IO[bytes], request: Mapping[str, Any], out: Path | None) -> Answer:
         with tempfile.TemporaryDirectory(prefix="trainyard-backend-") as temporary, tempfile.TemporaryFile() as tar:
@@ -305,10 +312,7 @@ def asked(spec: S) -> S:
     backends = of_spec(spec)
     compiled = {canonicalize_name(requirement(text).name) for text in (build.sources if build else ())}
     while pending := python_projects.pending(workspace):
-        new = {
-            one.folder: backends.told(one, compiled=canonicalize_name(one.name or one.folder.name) in compiled)
-            for one in pending
-        }
+        new = {one.folder: backends.told(one, compiled) for one in pending}
         workspace = dataclasses.replace(workspace, told={**workspace.told, **new})
     return spec.model_copy(update={"workspace": workspace})
 
@@ -357,21 +361,34 @@ def _folder_of(folder: Path, names: Iterable[str], version: str, largest: int) -
                 if stat.S_ISLNK(about.st_mode):
                     _add(tar, f"{top}/{name}", tarfile.SYMTYPE, link=os.readlink(path))
                 elif stat.S_ISREG(about.st_mode):
-                    data = path.read_bytes() if about.st_size <= largest else b""
-                    _add(tar, f"{top}/{name}", data=data, mode=0o755 if about.st_mode & 0o100 else 0o644)
+                    mode = 0o755 if about.st_mode & 0o100 else 0o644
+                    size = about.st_size if about.st_size <= largest else 0
+                    with path.open("rb") as content:
+                        _add(tar, f"{top}/{name}", content=content, size=size, mode=mode)
             if version:
-                _add(tar, f"{top}/{_ARCHIVAL}", data=version.encode())
+                _add_text(tar, f"{top}/{_ARCHIVAL}", version)
         yield file
 
 
 def _add(
-    tar: tarfile.TarFile, name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", mode: int = 0o755
+    tar: tarfile.TarFile,
+    name: str,
+    kind: bytes = tarfile.REGTYPE,
+    content: IO[bytes] | None = None,
+    *,
+    size: int = 0,
+    link: str = "",
+    mode: int = 0o755,
 ) -> None:
     entry = tarfile.TarInfo(name)
-    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, link, len(data)
+    entry.type, entry.mode, entry.linkname, entry.size = kind, mode, link, size
     entry.uid = entry.gid = _USER
     entry.mtime = FILE_EPOCH
-    tar.addfile(entry, io.BytesIO(data))
+    tar.addfile(entry, content)
+
+
+def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
+    _add(tar, name, content=io.BytesIO(text.encode()), size=len(text.encode()), mode=0o644)
 
 
 def _pack(file: IO[bytes], site: Path, request: Mapping[str, Any]) -> None:
@@ -388,7 +405,7 @@ def _pack(file: IO[bytes], site: Path, request: Mapping[str, Any]) -> None:
         tar.add(hooks, f"{_FOLDER}/library/{hooks.name}", filter=of_root)
         for name, other in (("ask_backend.py", "ask_backend.py"), ("record_reads.py", "sitecustomize.py")):
             tar.add(here / name, f"{_FOLDER}/library/{other}", filter=of_root)
-        _add(tar, f"{_FOLDER}/request.json", data=json.dumps(request).encode(), mode=0o644)
+        _add_text(tar, f"{_FOLDER}/request.json", json.dumps(request))
         _add(tar, f"{_FOLDER}/out", tarfile.DIRTYPE)
 
 
@@ -404,8 +421,8 @@ def _answer(container: Container, out: Path | None, project: str) -> Answer:
     with tempfile.TemporaryFile() as file:
         for piece in pieces:
             file.write(piece)
-            if file.tell() > _LARGEST:
-                raise StepFailed(f"the build backend of {project.rpartition('/')[2]} wrote more than {_LARGEST} bytes")
+            if file.tell() > (_LARGEST if out else _SMALL):
+                raise StepFailed(f"the build backend of {project.rpartition('/')[2]} wrote {file.tell()} bytes")
         file.seek(0)
         with tarfile.open(fileobj=file) as tar:
             for entry in tar:
