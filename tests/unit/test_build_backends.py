@@ -99,6 +99,9 @@ def test_its_requirements_are_those_that_its_build_backend_tells(tmp_path: Path)
 
 def test_what_is_no_project_for_setuptools_is_none(tmp_path: Path) -> None:
     written(tmp_path, {"pyproject.toml": "[tool.black]\n", "setup.cfg": "[flake8]\n"})
+    assert python_projects.read(tmp_path) is None
+    written(tmp_path, {"setup.cfg": "[metadata]\n"})
+    assert read(tmp_path).pending
     assert python_projects.read(tmp_path, Told("Metadata-Version: 2.1\nName: UNKNOWN\nVersion: 0.0.0\n")) is None
 
 

@@ -645,6 +645,40 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
         workspaces.ensure_wheels(fresh(spec), folder)
 
 
+@pytest.mark.needs("git")
+def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is made again, for another host, after the wheel that needs it."""
+    monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
+    inner = f"inner @ git+file://{tmp_path}/inner"
+    backend = textwrap.dedent(BACKEND).replace("Requires-Dist: tqdm", "Requires-Dist: tqdm\\nRequires-Dist: " + inner)
+    for folder, name, text in (
+        (Path("tool"), "tool", backend),
+        (tmp_path / "inner", "inner", textwrap.dedent(BACKEND)),
+    ):
+        folder.mkdir()
+        (folder / "backend.py").write_text(text.replace("tool-1", f"{name}-1").replace("Name: tool", f"Name: {name}"))
+        (folder / "tool.py").write_text("")
+        (folder / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        )
+    git = ["git", "-C", str(tmp_path / "inner"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    spec = write("./tool\n")
+    relock(spec)
+    assert versions(spec)["tool"] == versions(spec)["inner"] == "1" and versions(spec)["tqdm"] == "4.0"
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert f"# inner: commit {commit} (" in sections(spec)["requirements"]
+    assert is_current(spec)
+    folder = spec.build_folder / "wheels"
+    for made in folder.iterdir():
+        made.unlink()
+    workspaces.ensure_wheels(fresh(spec), folder)
+    assert sorted(one.name for one in folder.iterdir()) == ["inner-1-py3-none-any.whl", "tool-1-py3-none-any.whl"]
+
+
 def pkg_info(version: str, *lines: str) -> dict[str, str]:
     text = "\n".join([f"Metadata-Version: {version}", "Name: fast", "Version: 2.0", *lines, ""])
     return {"PKG-INFO": text, "setup.py": "raise SystemExit('built on this machine')\n"}

@@ -199,7 +199,7 @@ def read(folder: Path, told: Told | None = None) -> Project | None:
     has_setup = (folder / "setup.py").is_file()
     if "project" in document:
         project = _of_project_table(file, document, told)
-    elif "build-system" in document or has_setup or (file.is_file() and (folder / "setup.cfg").is_file()):
+    elif "build-system" in document or has_setup or (file.is_file() and _names_project(folder / "setup.cfg")):
         project = _of_backend(file if "build-system" in document or not has_setup else folder / "setup.py", told)
         if canonicalize_name(project.name) == _NO_PROJECT:
             return None
@@ -239,6 +239,11 @@ def pending(workspace: Workspace) -> list[Project]:
     if file.suffix == ".toml" and file.is_file() and file not in [one.file for one in found]:
         found += filter(None, [of_file(file, workspace.told.get(file.parent))])
     return [project for project in found if project.pending]
+
+
+def _names_project(file: Path) -> bool:
+    """Return whether a setup.cfg is that of a project, and not of a linter alone."""
+    return file.is_file() and "[metadata]" in text_of(file)
 
 
 def _default(folder: Path) -> Path:
