@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from pyproject_hooks import BuildBackendHookCaller
 
 from tests.fakes.package_index import PackageIndex
-from trainyard.image import base_image, repository_lock
+from trainyard.image import base_image, build_backends, repository_lock
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Origin, Pin, Section
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.workspace import python_projects, requirements, wheels
 
 
 def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
@@ -37,7 +39,8 @@ def empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def enter(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to the folder of a repository; no engine, registry, netrc or uv settings count there.
+    """Change to the folder of a repository; no engine, registry, netrc or uv settings count there, and
+    wheels of folders are made by :func:`make`.
 
     Returns:
         uv's file of the user's settings, which is empty.
@@ -47,11 +50,26 @@ def enter(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         base_image, "lockable_reference", lambda name, _context: f"{model.bases()[name].image}@sha256:{'a' * 64}"
     )
+    monkeypatch.setattr(build_backends.Backends, "wheel", lambda _, *arguments: make(*arguments))
     settings = root.parent / "user.toml"
     settings.touch()
     monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
     monkeypatch.setenv("NETRC", str(root.parent / "none"))
     return settings
+
+
+def make(where: str, folder: Path, _names: Iterable[str], out: Path) -> Path:
+    """Make a wheel with a build backend that the tests wrote, in no container."""
+    named = python_projects.backend(folder)
+    hooks = BuildBackendHookCaller(str(folder), named.name, named.path, python_executable=sys.executable)
+    out.mkdir(exist_ok=True)
+    return out / str(hooks.build_wheel(str(out)))
+
+
+def ensure_wheels(spec: RepositorySpec, folder: Path) -> None:
+    """Make a folder hold the wheels of the folders that a repository requires, as a build does."""
+    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    wheels.ensure(wanted.sources, spec.locked().text("requirements"), spec.lock_file, folder, make)
 
 
 def repository(folder: str | None = None, arch: str | None = None) -> RepositorySpec:

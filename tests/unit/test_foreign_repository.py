@@ -282,16 +282,6 @@ def _umask() -> int:
         {"requirements.txt": "-c linked/private\n"},
         {"requirements.txt": "../private\n"},
         {"trainyard.yaml": YAML.replace("requirements.txt", "../private")},
-        {
-            "trainyard.yaml": YAML.replace("requirements.txt", "pyproject.toml"),
-            "pyproject.toml": '[project]\nname = "a"\nversion = "1"\ndynamic = ["dependencies"]\n'
-            '[tool.setuptools.dynamic]\ndependencies = {file = ["../private"]}\n',
-        },
-        {
-            "pyproject.toml": '[project]\nname = "a"\ndynamic = ["version"]\n'
-            '[tool.setuptools.dynamic]\nversion = {file = "../private"}\n'
-        },
-        {"setup.cfg": "[metadata]\nname = a\nversion = 1\n[options]\ninstall_requires = file: ../private\n"},
         {"trainyard.yaml": YAML + "smoke: {data: ..}\n"},
         {"trainyard.yaml": YAML + "smoke: {data: /}\n"},
         {"trainyard.yaml": YAML + "smoke: {data: linked}\n"},

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.image import facts
+from trainyard.image import build_backends, facts
 from trainyard.spec.workspace import Workspace, WorkspaceDocument
-from trainyard.workspace import build_backends, code_files
+from trainyard.workspace import code_files
 
 SIGNED = """tree {tree}
 author A <a@example.com> 1 +0000
@@ -77,7 +77,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "the revision": lambda folder: facts.revision(folder),
     "the time": lambda folder: facts.source_date_epoch(folder),
     "the code": lambda folder: code_files.collect(workspace(folder)),
-    "the version": build_backends._from_git,
+    "the version": build_backends._archival,
 }
 
 
@@ -94,4 +94,4 @@ def test_no_program_that_a_repository_names_is_run(repository: Path, reader: str
 def test_what_is_read_is_what_git_has(repository: Path) -> None:
     assert facts.revision(repository) == f"{git(repository, 'rev-parse', 'HEAD')}-dirty", "programs/ is new"
     assert facts.source_date_epoch(repository) == 1
-    assert build_backends._from_git(repository) == "1.0"
+    assert "describe-name: v1.0" in build_backends._archival(repository)

@@ -135,15 +135,32 @@ def test_a_package_with_a_main_module(proposed: Proposed) -> None:
     assert proposed(files)[0]["run"] == "python -m trainer"
 
 
-def test_keras_in_a_flat_layout_with_setup_cfg(proposed: Proposed) -> None:
+@pytest.mark.parametrize(
+    ("own", "requirements"),
+    [
+        ({"setup.py": "raise SystemExit('it ran')\n", "setup.cfg": "[metadata]\nname = flat\n"}, None),
+        (
+            {
+                "pyproject.toml": "[tool.poetry.dependencies]\npandas = '^2'\n[build-system]\n"
+                "requires = ['poetry-core']\n"
+                "build-backend = 'poetry.core.masonry.api'\n"
+            },
+            "pyproject.toml",
+        ),
+    ],
+)
+def test_what_only_a_build_backend_tells_is_left_to_lock(
+    proposed: Proposed, own: dict[str, str], requirements: str | None
+) -> None:
     files = {
-        "setup.cfg": "[metadata]\nname = flat\nversion = 1\n[options]\ninstall_requires =\n    pandas>=2\n    numpy\n",
+        **own,
         "flat/__init__.py": "",
         "flat/fit.py": KERAS.format(more="import pandas"),
     }
-    document, _ = proposed(files)
-    assert (document["extends"], document["name"], document["run"]) == ("tf-cpu", "flat", "python -m flat.fit")
-    assert document["requirements"] == ["pandas>=2", "numpy"]
+    document, said = proposed(files)
+    assert (document["extends"], document["name"], document["run"]) == ("tf-cpu", "project", "python -m flat.fit")
+    assert document.get("requirements") == requirements
+    assert "tells name, version, dependencies and scripts: 'trainyard lock' asks it, in a container" in said
     assert "smoke" not in document
 
 
@@ -231,49 +248,6 @@ POETRY = {
     'x = {git = "https://example.com/x.git", tag = "v1"}': ["x @ git+https://example.com/x.git@v1"],
     'x = {url = "https://example.com/x-1.0-py3-none-any.whl"}': ["x @ https://example.com/x-1.0-py3-none-any.whl"],
 }
-
-
-@pytest.mark.parametrize(("entry", "requirements"), POETRY.items(), ids=list(POETRY))
-def test_poetrys_dependencies_become_requirements(entry: str, requirements: list[str], proposed: Proposed) -> None:
-    pyproject = f'[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\npython = "^3.10"\n{entry}\n'
-    document, said = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
-    assert document["requirements"] == requirements
-    assert "WARNING" not in said
-
-
-@pytest.mark.parametrize(
-    ("entry", "note"),
-    [
-        (
-            'x = ">=1,<2 || >=3"',
-            "pyproject.toml:6: x is left out: '>=1,<2 || >=3' has alternatives, which a requirement",
-        ),
-        ('x = "^1.2.x"', "pyproject.toml:6: x is left out: "),
-        ("x = 3", "pyproject.toml:6: x is left out: "),
-        (
-            'x = {path = "../x"}',
-            "pyproject.toml:6: x is left out: it is the folder or file '../x': list './../x' in a ",
-        ),
-        ('x = {version = "1", optional = true}', "pyproject.toml: optional packages are left out: x"),
-        ('x = {version = "^1", source = "torch"}', "pyproject.toml:6: x comes from the source 'torch': "),
-        ('[tool.poetry.group.train.dependencies]\nx = "1"', "pyproject.toml: groups are left out: train"),
-        ('[tool.poetry.dev-dependencies]\nx = "1"', "pyproject.toml: groups are left out: dev"),
-    ],
-)
-def test_what_poetry_alone_knows_is_a_line(entry: str, note: str, proposed: Proposed) -> None:
-    pyproject = f'[tool.poetry]\nname = "p"\nversion = "1"\n[tool.poetry.dependencies]\neinops = "^0.7"\n{entry}\n'
-    document, said = proposed({"pyproject.toml": pyproject, "train.py": TRAIN.format(more="")})
-    requirements = document["requirements"]
-    assert isinstance(requirements, list) and requirements[0] == "einops>=0.7,<0.8"
-    assert f"WARNING: {note}" in said
-
-
-def test_requirements_of_setup_py_are_read_and_not_run(proposed: Proposed) -> None:
-    setup = (
-        "import nothing_like_it\nfrom setuptools import setup\nsetup(name='s', install_requires=['tqdm>4', 'einops'])\n"
-    )
-    document, _ = proposed({"setup.py": setup, "main.py": TRAIN.format(more="")})
-    assert (document["requirements"], document["run"]) == (["tqdm>4", "einops"], "python main.py")
 
 
 def test_imports_alone_name_the_packages_that_the_target_lacks(proposed: Proposed) -> None:

@@ -26,7 +26,6 @@ from trainyard.workspace import (
     python_survey,
     requirement_choice,
     requirements_txt,
-    setuptools_projects,
 )
 from trainyard.workspace.lines import Found
 from trainyard_jobs.check import files
@@ -46,7 +45,6 @@ OTHERS: dict[str, Reader] = {
     "uv.lock": lambda path: dependency_tables.read_uv_lock(path, Found(), fits=lambda marker: True),
     "requirements.txt": lambda path: requirements_txt.read(path, Found()),
     ".dockerignore": lambda path: dockerignore.read(path.parent),
-    "setup.cfg": lambda path: setuptools_projects.read(path.parent),
 }
 
 
@@ -143,59 +141,13 @@ def test_a_folder_and_a_device_are_not_read(tmp_path: Path, name: str) -> None:
     assert refused((YAML | OTHERS)[name], tmp_path / name).endswith(": not a regular file")
 
 
-@pytest.mark.parametrize("name", [*YAML, *OTHERS, "PKG-INFO"])
+@pytest.mark.parametrize("name", [*YAML, *OTHERS])
 def test_a_file_of_gigabytes_is_not_read(tmp_path: Path, name: str) -> None:
-    readers = YAML | OTHERS | {"PKG-INFO": lambda path: python_projects._published(path.parent)}
+    readers = YAML | OTHERS
     with (tmp_path / name).open("wb") as file:
         file.truncate(3 * 10**9)
     said = refused(readers[name], tmp_path / name)
     assert said.endswith(f"{name}: more than 10.0 MB, too much for a file of text: name another one")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        '[tool.hatch.version]\npath = "version"\n',
-        '[tool.pdm.version]\nsource = "file"\npath = "version"\n',
-        '[tool.setuptools.dynamic]\nversion = {file = "version"}\n',
-        '[tool.setuptools.dynamic]\nversion = {attr = "version.x"}\n',
-        '[tool.flit.module]\nname = "version"\n',
-    ],
-)
-@pytest.mark.parametrize("kind", ["device", "pipe", "large", "deep", "sum"])
-def test_a_dynamic_version_is_read_from_a_file_of_text(tmp_path: Path, settings: str, kind: str) -> None:
-    project = '[project]\nname = "version"\ndynamic = ["version"]\n'
-    (tmp_path / "pyproject.toml").write_text(project + settings, encoding="utf-8")
-    for path in (tmp_path / "version", tmp_path / "version.py"):
-        if kind == "device":
-            path.symlink_to("/dev/zero")
-        elif kind == "pipe":
-            os.mkfifo(path)
-        elif kind == "large":
-            path.touch()
-            os.truncate(path, 3 * 10**9)
-        else:
-            path.write_text("x = " + ("-" * 10_000 + "1\n" if kind == "deep" else "1 + " * 100_000 + "1\n"))
-    if kind == "device" and "attr" not in settings and "flit" not in settings:  # the name of a file
-        with pytest.raises(UserError, match="'version' is outside of the repository"):
-            python_projects.read(tmp_path)
-        return
-    found = python_projects.read(tmp_path)
-    assert found and found.version is None and "version is dynamic" in found.unknown["version"]
-
-
-@pytest.mark.parametrize(
-    "keywords",
-    ["install_requires={[]: 1}", "version='" + "9" * 5000 + "'", "name='a', install_requires=" + "-" * 900 + "1",
-     "name='a', version={'a': {}}['a']", "**{[]: 1}"],
-)  # fmt: skip
-def test_any_setup_py_is_read_or_refused(tmp_path: Path, keywords: str) -> None:
-    keywords = keywords if "name=" in keywords else f"name='a', {keywords}"
-    (tmp_path / "setup.py").write_text(f"setup({keywords})\n" + "a" + ".b" * 900 + "(1)\n", encoding="utf-8")
-    if "999" in keywords:
-        assert "is not a version (PEP 440)" in refused(python_projects.read, tmp_path)
-    else:
-        assert python_projects.read(tmp_path)
 
 
 ODD_REQUIREMENTS = ["a ; " + "(" * 5000, "a ; " + "(" * 300 + "os_name == 'x'" + ")" * 300, "a==" + "9" * 5000]
@@ -248,7 +200,6 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
 def test_python_that_is_nested_deeply_does_not_end_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.py").write_text(text, encoding="utf-8")
     python_survey.read(tmp_path / "a.py", "a.py")
-    assert setuptools_projects.keywords_of(tmp_path / "a.py") == {}
 
 
 @pytest.mark.parametrize("text", ["dependencies: 5", "dependencies: text", "dependencies: {a: b}", "dependencies: [5]"])

@@ -245,14 +245,15 @@ def test_an_extension_of_the_repository_is_named_and_nothing_is_refused(
 ) -> None:
     found = check.check(repository("python train.py", {"train.py": "", file: text}))
     said = ": extensions of the repository are not compiled for the image: publish its source distribution on an index"
-    assert [note.partition(", and name that")[0] for note in found.notes] == ([f"{file}{noted}{said}"] if noted else [])
+    notes = [note.partition(", and name that")[0] for note in found.notes if "trainyard lock" not in note]
+    assert notes == ([f"{file}{noted}{said}"] if noted else [])
     assert not found.refused
 
 
 def test_an_extension_that_is_required_from_an_index_is_in_the_image(repository: Repository) -> None:
     files = {"train.py": "", "setup.py": "from setuptools import setup\nsetup(name='My.Ops', ext_modules=made())\n"}
     spec = repository("python train.py", files, "build: {sources: [my-ops==1.0]}\n")
-    assert check.check(spec).notes == []
+    assert [note for note in check.check(spec).notes if "extensions" in note] == []
 
 
 def test_packages_alone_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

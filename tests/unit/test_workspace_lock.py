@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tests import workspaces
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
@@ -29,7 +30,7 @@ from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import RepositorySpec, Spec
-from trainyard.workspace import indexes, wheels
+from trainyard.workspace import indexes
 
 TARGET = model.load("tf-cpu", "amd64")
 
@@ -634,14 +635,48 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
-    wheels.ensure(fresh(spec), folder)
+    workspaces.ensure_wheels(fresh(spec), folder)
     assert [path.name for path in folder.iterdir()] == [made.name]
     assert is_current(spec)
     (tool / "tool.py").write_text("x = 2\n")
     assert not is_current(spec)
     made.unlink()
     with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
-        wheels.ensure(fresh(spec), folder)
+        workspaces.ensure_wheels(fresh(spec), folder)
+
+
+@pytest.mark.needs("git")
+def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is made again, for another host, after the wheel that needs it."""
+    monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
+    inner = f"inner @ git+file://{tmp_path}/inner"
+    backend = textwrap.dedent(BACKEND).replace("Requires-Dist: tqdm", "Requires-Dist: tqdm\\nRequires-Dist: " + inner)
+    for folder, name, text in (
+        (Path("tool"), "tool", backend),
+        (tmp_path / "inner", "inner", textwrap.dedent(BACKEND)),
+    ):
+        folder.mkdir()
+        (folder / "backend.py").write_text(text.replace("tool-1", f"{name}-1").replace("Name: tool", f"Name: {name}"))
+        (folder / "tool.py").write_text("")
+        (folder / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        )
+    git = ["git", "-C", str(tmp_path / "inner"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    spec = write("./tool\n")
+    relock(spec)
+    assert versions(spec)["tool"] == versions(spec)["inner"] == "1" and versions(spec)["tqdm"] == "4.0"
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert f"# inner: commit {commit} (" in sections(spec)["requirements"]
+    assert is_current(spec)
+    folder = spec.build_folder / "wheels"
+    for made in folder.iterdir():
+        made.unlink()
+    workspaces.ensure_wheels(fresh(spec), folder)
+    assert sorted(one.name for one in folder.iterdir()) == ["inner-1-py3-none-any.whl", "tool-1-py3-none-any.whl"]
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:
@@ -846,22 +881,6 @@ def test_an_address_and_a_file_have_the_hash_that_is_written_beside_them(
     assert versions(spec)["tqdm"] == "4.0"
     with pytest.raises(UserError, match=rf"^requirements\.txt:1: .*: the file has the SHA-256 {made}: pin that if"):
         relock(write(line.format(url=url, file=file, sha="c" * len(right)) + "\n"))
-
-
-def test_what_a_build_of_a_folder_is_started_with_has_none_of_the_users_secrets(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "1")
-    Path("tool").mkdir()
-    Path("tool/backend.py").write_text(RAN.format(path=str(tmp_path / "ran")))
-    Path("tool/pyproject.toml").write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    )
-    with pytest.raises(StepFailed, match="building its wheel failed"):
-        relock(write("./tool\n"))
-    seen = (tmp_path / "ran").read_text()
-    assert "SETUPTOOLS_SCM_PRETEND_VERSION" in seen and "secret" not in seen
 
 
 def tools(index: PackageIndex) -> None:

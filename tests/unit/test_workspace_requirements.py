@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from tests import workspaces
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.fakes.server import Listener
 
@@ -239,31 +240,6 @@ def test_an_editable_install_of_the_repository_asks_for_its_dependencies_alone(w
     assert wanted.sources == ()
 
 
-def test_dependencies_that_setuptools_reads_from_a_file_are_read_from_it(write: Write) -> None:
-    ws = write(
-        pyproject="""\
-            [project]
-            name = "mine"
-            version = "1"
-            dynamic = ["dependencies"]
-            [tool.setuptools.dynamic]
-            dependencies = {file = ["requirements.txt"]}
-        """,
-        requirements="einops\n",
-    )
-    assert texts(ws) == ["requirements.txt:1 einops"]
-
-
-def test_other_dynamic_dependencies_and_poetrys_table_are_one_line(write: Write) -> None:
-    ws = write(pyproject='[project]\nname = "mine"\nversion = "1"\ndynamic = ["dependencies"]\n')
-    with pytest.raises(UserError, match=r"^pyproject\.toml:4: 'dependencies' is dynamic"):
-        requirements.read(ws, "3.11")
-    poetry = '[tool.poetry]\nname = "mine"\nversion = "1"\n\n[tool.poetry.dependencies]\neinops = "^0.8"\n'
-    ws = write("requirements: pyproject.toml\n", pyproject=poetry)
-    with pytest.raises(UserError, match=r"^pyproject\.toml:5: the dependencies are in Poetry's own table"):
-        requirements.read(ws, "3.11")
-
-
 UV_LOCK = """\
 version = 1
 requires-python = ">=3.10"
@@ -418,13 +394,13 @@ def source(tmp_path: Path, location: str, name: str = "") -> Source:
 def test_a_wheel_that_is_given_is_taken_as_it_is(tmp_path: Path) -> None:
     name, body = wheel("given", "2", tag="cp311-cp311-manylinux_2_17_x86_64")
     (tmp_path / name).write_bytes(body)
-    (made,) = wheels.build([source(tmp_path, str(tmp_path / name))], tmp_path / "out", {})
+    (made,) = wheels.build([source(tmp_path, str(tmp_path / name))], tmp_path / "out", {}, workspaces.make)
     assert (made.name, made.version, made.file.read_bytes()) == ("given", "2", body)
 
 
 def test_a_source_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"requirements\.txt:1: .* there is no "):
-        wheels.build([source(tmp_path, str(tmp_path / "none"))], tmp_path / "out", {})
+        wheels.build([source(tmp_path, str(tmp_path / "none"))], tmp_path / "out", {}, workspaces.make)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -468,13 +444,15 @@ def test_a_git_repository_is_built_at_its_revision_and_again_at_the_locked_commi
     repository: Path, tmp_path: Path
 ) -> None:
     wanted = source(tmp_path, f"git+file://{repository}", "tool")
-    (first,) = wheels.build([wanted], tmp_path / "out", {})
+    (first,) = wheels.build([wanted], tmp_path / "out", {}, workspaces.make)
     assert first.commit == git(repository, "rev-parse", "v1")
     (repository / "tool.py").write_text("x = 2\n")
     git(repository, "commit", "--quiet", "-am", "second")
-    (newest,) = wheels.build([wanted], tmp_path / "out", {})
-    (kept,) = wheels.build([wanted], tmp_path / "out", {wheels.key(wanted): first.commit})
-    (tagged,) = wheels.build([source(tmp_path, f"git+file://{repository}@v1", "tool")], tmp_path / "out", {})
+    (newest,) = wheels.build([wanted], tmp_path / "out", {}, workspaces.make)
+    (kept,) = wheels.build([wanted], tmp_path / "out", {wheels.key(wanted): first.commit}, workspaces.make)
+    (tagged,) = wheels.build(
+        [source(tmp_path, f"git+file://{repository}@v1", "tool")], tmp_path / "out", {}, workspaces.make
+    )
     assert kept.sha256 == tagged.sha256 == first.sha256 != newest.sha256
     found = wheels.NOTE.match(first.note)
     assert found is not None and found["commit"] == first.commit and str(repository) not in first.note
@@ -525,10 +503,12 @@ def test_git_gets_a_password_for_the_repository_and_its_submodules_in_no_argumen
     monkeypatch.setenv("GIT_TRACE2_EVENT", str(tmp_path / "trace"))
     with GitServer(served, "me:hunter2/%") as server:
         location = f"git+http://me:hunter2%2F%25@{server.host}/tool"
-        (made,) = wheels.build([source(tmp_path, location, "tool")], tmp_path / "out", {})
+        (made,) = wheels.build([source(tmp_path, location, "tool")], tmp_path / "out", {}, workspaces.make)
         assert made.commit == git(repository, "rev-parse", "HEAD")
         with pytest.raises(StepFailed) as error:
-            wheels.build([source(tmp_path, location.replace("hunter2", "hunter3"))], tmp_path / "out", {})
+            wheels.build(
+                [source(tmp_path, location.replace("hunter2", "hunter3"))], tmp_path / "out", {}, workspaces.make
+            )
     assert "hunter" not in str(error.value)
     trace = (tmp_path / "trace").read_text()
     assert "submodule" in trace and "hunter" not in trace
@@ -536,29 +516,23 @@ def test_git_gets_a_password_for_the_repository_and_its_submodules_in_no_argumen
 
 def test_a_revision_that_does_not_exist_is_one_line(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match=r"requirements\.txt:1: git\+file://.*@v9: "):
-        wheels.build([source(tmp_path, f"git+file://{repository}@v9")], tmp_path / "out", {})
+        wheels.build([source(tmp_path, f"git+file://{repository}@v9")], tmp_path / "out", {}, workspaces.make)
 
 
 def test_a_wheel_with_compiled_code_is_refused_with_its_line(repository: Path, tmp_path: Path) -> None:
     (repository / "tag").write_text("cp311-cp311-linux_x86_64\n")
     with pytest.raises(UserError, match=r"requirements\.txt:1: .* compiles code .* name 'tool==1' under 'build:'"):
-        wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {})
-
-
-def test_a_build_that_fails_ends_with_its_error(repository: Path, tmp_path: Path) -> None:
-    (repository / "tool.py").unlink()
-    with pytest.raises(StepFailed, match=r"building its wheel failed: FileNotFoundError: .*tool\.py"):
-        wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {})
+        wheels.build([source(tmp_path, str(repository))], tmp_path / "out", {}, workspaces.make)
 
 
 def test_a_download_that_fails_shows_no_signature(tmp_path: Path) -> None:
     with PackageIndex() as index, pytest.raises(StepFailed) as error:
         location = f"http://{index.host}/x-1-py3-none-any.whl?X-Amz-Signature=hunter2"
-        wheels.build([source(tmp_path, location)], tmp_path / "out", {})
+        wheels.build([source(tmp_path, location)], tmp_path / "out", {}, workspaces.make)
     assert str(error.value).endswith("/x-1-py3-none-any.whl: cannot be downloaded (Not Found)")
     assert "hunter2" not in str(error.value)
 
 
 def test_addresses_that_would_run_a_program_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"git's addresses begin with"):
-        wheels.build([source(tmp_path, "git+ext://sh -c touch% x")], tmp_path / "out", {})
+        wheels.build([source(tmp_path, "git+ext://sh -c touch% x")], tmp_path / "out", {}, workspaces.make)

@@ -34,6 +34,7 @@ GROUP = "build"
 @options.flag("--force", help="Verify and smoke-test again, even if this digest has passed.")
 @click.option("--events", type=int, hidden=True, help="File descriptor for events (trainyard.release.events).")
 @options.data
+@options.no_build
 @options.offline
 @options.quiet
 @options.smoke_network

@@ -50,9 +50,9 @@ def command(
 ) -> None:
     """Write trainyard.yaml in FOLDER, or the current one: what your image adds to a target of the catalogue.
 
-    It is found in pyproject.toml, uv.lock, requirements.txt, environment.yml, setup.cfg and what the code imports, none
-    of which is run. On a terminal every value can be changed. No file is overwritten. The path of trainyard.yaml is
-    printed on stdout.
+    It is found in pyproject.toml, uv.lock, requirements.txt, environment.yml and what the code imports, none of which
+    is run. On a terminal every value can be changed. No file is overwritten. The path of trainyard.yaml is printed on
+    stdout.
     """
     import os
     import sys

@@ -25,6 +25,7 @@ GROUP = "build"
 @options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock, or of the lock of scripts.")
 @options.option("--upgrade-package", "-P", multiple=True, metavar="NAME", help="Take the newest version of a package.")
 @options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
+@options.no_build
 @options.json_output
 @click.pass_obj
 def command(
@@ -39,7 +40,7 @@ def command(
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
     from trainyard.common import console, errors
-    from trainyard.image import repository_lock, resolver, target_lock, tool_locks
+    from trainyard.image import build_backends, repository_lock, resolver, target_lock, tool_locks
     from trainyard.spec import architectures, model
     from trainyard.spec.model import relative
     from trainyard.workspace import check as workspace_check
@@ -48,6 +49,7 @@ def command(
     spec = None if target in ("scripts", *tool_locks.TOOLS) else model.load(target, context=context)
     written: list[Path] = []
     if isinstance(spec, model.RepositorySpec):
+        spec = build_backends.asked(spec)
         workspace_check.require(spec)
         before = spec.lock
         spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)

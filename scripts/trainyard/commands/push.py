@@ -89,12 +89,10 @@ def command(
 
 def _push_code(spec: Any, registry: str | None, image: str | None) -> dict[str, Any]:
     from trainyard.common import console
-    from trainyard.release import code_push
-    from trainyard.release.repository_code import RepositoryCode
+    from trainyard.release import code_push, repository_code
     from trainyard.spec.units import in_units
 
-    refusal = f"{spec.target} is a target of the catalogue: --code-only is for a folder with a trainyard.yaml"
-    code = RepositoryCode(spec.repository(refusal))
+    code = repository_code.of(spec)
     made = code_push.push(code, code_push.address(code, registry), spec.context.state, image=image)
     if made["changed"]:
         console.say(f"{made['tag']}: {in_units(made['bytes_uploaded'])} uploaded in {made['seconds']} s; not tested")

@@ -23,6 +23,7 @@ class Context:
         trust_config: file about a Sigstore instance; empty: the public instance (``--trust-config``).
         smoke_network: whether a user's command is smoke-tested with a network; None: as it was last told.
         data: folder that smoke tests have at /data (``--data``); empty: ``smoke.data`` of trainyard.yaml.
+        no_build: whether no build backend may run (``--no-build``).
         as_of: time (RFC 3339) after which files of package indexes do not count; empty: all count.
         engine: the Docker engine.
     """
@@ -33,11 +34,12 @@ class Context:
     trust_config: str = field(default_factory=lambda: settings.variable("TRUST_CONFIG"))
     smoke_network: bool | None = None
     data: str = field(default_factory=lambda: settings.variable("DATA") and os.path.abspath(settings.variable("DATA")))
+    no_build: bool = field(default_factory=lambda: settings.switch("NO_BUILD"))
     as_of: str = ""
     engine: Engine = field(default_factory=Engine, repr=False, compare=False)
 
     def variables(self) -> dict[str, str]:
         """Return the variables that give a child process of this command the same choices."""
         given = {"BUILD": str(self.state), "OFFLINE": "1" if self.offline else "", "BUILDER": self.builder}
-        given |= {"TRUST_CONFIG": self.trust_config, "DATA": self.data}
+        given |= {"TRUST_CONFIG": self.trust_config, "DATA": self.data, "NO_BUILD": "1" if self.no_build else ""}
         return {settings.PREFIX + name: value for name, value in given.items()}

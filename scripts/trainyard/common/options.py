@@ -207,6 +207,14 @@ offline = flag(
     help="Use no network: what 'trainyard dev fetch' has downloaded must suffice.",
 )
 
+#: ``--no-build``: see :mod:`trainyard.image.build_backends`.
+no_build = flag(
+    "--no-build",
+    callback=_choose,
+    expose_value=False,
+    help="Run no build backend of a project or dependency: fail where one has to be asked.",
+)
+
 #: ``--smoke-network``: see :func:`trainyard.image.smoke_test.network_of`.
 smoke_network = flag(
     "--smoke-network/--no-smoke-network",

@@ -14,7 +14,7 @@ from docker.models.images import Image
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import facts
+from trainyard.image import build_backends, facts
 from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container_words
 from trainyard.spec import state, workspace
 from trainyard.spec.model import Spec
@@ -250,7 +250,7 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
     if recorded is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
-        written = code_layer.write(spec.workspace, Path(folder) / "code.tar", spec.site)
+        written = code_layer.write(build_backends.asked(spec).workspace, Path(folder) / "code.tar", spec.site)
     return written.diff_id != recorded
 
 

@@ -27,7 +27,7 @@ import trainyard
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
-from trainyard.image import base_contents, base_image, framework_choice, package_index, resolution
+from trainyard.image import base_contents, base_image, build_backends, framework_choice, package_index, resolution
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request
 from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
@@ -125,7 +125,7 @@ def is_current(spec: RepositorySpec) -> bool:
     """
     if isinstance(spec.lock, locks.Unreadable) and spec.lock.missing:
         return False
-    lock = _required(spec)
+    spec, lock = build_backends.asked(spec), _required(spec)
     if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
         return False
     return lock.origin is not None and lock.origin.inputs == inputs(spec, lock)
@@ -206,6 +206,7 @@ def lock(
             another Trainyard locked the others.
         StepFailed: uv could not resolve them; or, with ``check``, the lock is out of date.
     """
+    spec = build_backends.asked(spec)
     if not upgrade and isinstance(spec.lock, locks.Unreadable) and not spec.lock.missing:
         logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
@@ -288,7 +289,7 @@ def resolve(
         upgraded: canonical names of packages whose versions are not kept.
         constrain: is called for each platform with the requirements' versions in the old lock.
     """
-    spec, reasons = _on_base(spec, old)
+    spec, reasons = _on_base(build_backends.asked(spec), old)
     asked = framework_choice.text(reasons)
     kept = old if old and is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)
@@ -297,7 +298,7 @@ def resolve(
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
-    built = _Wheels(spec.build_folder / "wheels", old, upgraded, offline=spec.context.offline)
+    built = _Wheels(spec, old, upgraded)
     sections: dict[Section, str] = {}
     for platform in platforms:
         first = Lock(sections) if sections else None
@@ -396,17 +397,24 @@ def _of(lock: Lock | None, arch: str, index: str = DEFAULT) -> Locked:
 class _Wheels:
     """Build the wheels of sources; one that several platforms have is built once."""
 
-    def __init__(self, folder: Path, old: Lock | None, upgraded: frozenset[str], *, offline: bool) -> None:
+    def __init__(self, spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> None:
         known = "".join(old.sections.values()) if old else ""
-        self._offline, self._folder, self._commits = offline, folder, wheels.locked_commits(known, leave_out=upgraded)
+        self._folder, self._commits = spec.build_folder / "wheels", wheels.locked_commits(known, leave_out=upgraded)
+        self._make = build_backends.of_spec(spec).wheel
         self._built: dict[Source, Wheel] = {}
 
     def of(self, sources: Sequence[Source]) -> list[Wheel]:
-        missing = [one for one in sources if one not in self._built]
-        self._built |= zip(
-            missing, wheels.build(missing, self._folder, self._commits, offline=self._offline), strict=True
-        )
-        return [self._built[one] for one in sources]
+        """Return the wheels of sources, and those of what these need that is no package of an index."""
+        made: list[Wheel] = []
+        waiting, names = list(sources), {one.name for one in sources}
+        while waiting:
+            source = waiting.pop(0)
+            if source not in self._built:
+                (self._built[source],) = wheels.build([source], self._folder, self._commits, self._make)
+            made.append(self._built[source])
+            more = [one for one in wheels.further(made[-1].file, source) if one.name not in names]
+            waiting, names = [*waiting, *more], names | {one.name for one in more}
+        return made
 
 
 def _resolved_for_platform(

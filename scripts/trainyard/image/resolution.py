@@ -21,6 +21,7 @@ from trainyard.spec.framework import without_version
 from trainyard.spec.lock import Pin
 from trainyard.spec.markers import applies
 from trainyard.spec.model import Spec
+from trainyard.workspace import wheels
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -210,6 +211,7 @@ def _project(request: Request) -> tuple[list[str], dict[str, Any]]:
             {"name": source.name, "version": source.version, "requires-dist": source.requires}
             for source in request.compiled.values()
         ),
+        *filter(None, (wheels.without_addresses(wheel) for wheel in request.wheels)),
     ]
     options["index"] = []
     sources = {name: {"index": index} for name, index in wanted.index_of.items() if name not in variants}

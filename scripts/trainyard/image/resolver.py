@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import tomllib
@@ -131,6 +132,25 @@ class Project:
             Failed: an index has none, or uv failed.
         """
         return list(Pylock.from_dict(tomllib.loads(self._compiled(_FILES))).packages)
+
+    def install(self, folder: Path) -> None:
+        """Install the requirements into a folder, from wheels: nothing is built, and nothing of them runs.
+
+        Raises:
+            Failed: one has no wheel, or uv failed.
+        """
+        with tempfile.TemporaryDirectory() as temporary:
+            here = Path(temporary)
+            self._write(here)
+            (here / "requirements.txt").write_text("\n".join(self.lines), encoding="utf-8")
+            command = [*settings.UV, "pip", "install", "--quiet", "--requirement", "requirements.txt"]
+            command += ["--target", str(folder), "--only-binary", ":all:", "--link-mode", "copy"]
+            command += ["--python", sys.executable, "--python-version", self.python, "--python-platform", self.platform]
+            command += ["--offline"] if self.offline else []
+            environment = self._environment(here)
+            done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Failed(self.target, without_credentials(done.stderr))
 
     def sized(self, text: str) -> str:
         """Return the entries of a section with sizes; see :func:`with_sizes`."""

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, repository_lock
+from trainyard.image import build_backends, dockerfile, repository_lock
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.state import own
-from trainyard.workspace import check, code_layer, indexes, python_survey, wheels
+from trainyard.workspace import check, code_layer, indexes, python_survey, requirements, wheels
 from trainyard.workspace.code_files import CodeFile
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
             names, again = ", ".join(relative(path) for path in drifted), spec.command("dev render")
             raise UserError(f"{names}: out of date with the spec; run '{again}' and review the difference")
         return spec, ""
+    spec = build_backends.asked(spec)
     code = check.require(spec)
     exists = spec.lock_file.is_file()
     if exists:
@@ -44,7 +45,9 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     folder = spec.build_folder
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)
-    wheels.ensure(spec, built)
+    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    locked = spec.locked().text("requirements")
+    wheels.ensure(wanted.sources, locked, spec.lock_file, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
     diff_id = ""
     if spec.has_code:

@@ -117,7 +117,11 @@ def _shell_programs(root: Path) -> list[str]:
 def programs(root: Path, commands: Any) -> dict[str, list[str]]:
     """Return the name of each check by another program -> its command, to be run in ``root``, the checkout."""
     dockerfiles = [relative(path) for path in generated.rendered(commands) if path.name.startswith("Dockerfile")]
-    dockerfiles += ["scripts/trainyard/builder/Dockerfile", "tests/fakes/worker/Dockerfile"]
+    dockerfiles += [
+        "scripts/trainyard/builder/Dockerfile",
+        "templates/Dockerfile.backends",
+        "tests/fakes/worker/Dockerfile",
+    ]
     updates = relative(pipelines.UPDATES)
     workflows = [relative(path) for path in sorted(root.glob(".github/workflows/*.yml"))] + [f"{updates}/updates.yml"]
     schema = [_tool("check-jsonschema"), "--quiet", "--builtin-schema"]

@@ -22,7 +22,7 @@ from typing import Any
 from trainyard.common import git, stages
 from trainyard.common.context import Context
 from trainyard.common.errors import EngineFailed, StepFailed, UserError
-from trainyard.image import build, planning, smoke_command, smoke_test
+from trainyard.image import build, build_backends, planning, smoke_command, smoke_test
 from trainyard.image.smoke_command import RUN, Subject
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.image.workspace_files import on_host
@@ -146,7 +146,7 @@ def extending(spec: Spec) -> RepositorySpec:
     own = spec.repository(f"{spec.where}: give a target of the catalogue, or the folder of a {workspace.FILE}")
     if isinstance(own.lock, locks.Unreadable):
         raise UserError(own.lock.reason)
-    return own
+    return build_backends.asked(own)
 
 
 def repository(spec: Spec, purpose: str = "bisect") -> RepositorySpec:

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 from trainyard.common.errors import UserError
-from trainyard.image import facts, recipes
+from trainyard.image import build_backends, facts, recipes
 from trainyard.recipe import Named
 from trainyard.release.code_push import Commit, Layer
 from trainyard.spec import lock
 from trainyard.spec.architectures import Architecture
-from trainyard.spec.model import RepositorySpec
+from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import check, code_layer
 
 
@@ -62,3 +62,9 @@ class RepositoryCode:
     def commit(self) -> Commit:
         root = self.spec.workspace.root
         return Commit(facts.revision(root), facts.source_date_epoch(root))
+
+
+def of(spec: Spec) -> RepositoryCode:
+    """Return the code of a repository; raise a UserError if ``spec`` is of a target of the catalogue."""
+    refusal = f"{spec.target} is a target of the catalogue: --code-only is for a folder with a trainyard.yaml"
+    return RepositoryCode(build_backends.asked(spec.repository(refusal)))

@@ -10,8 +10,8 @@ import hashlib
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -206,6 +206,22 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What the build backend of a project tells about it (PEP 517, PEP 660).
+
+    Attributes:
+        metadata: text of METADATA, ``entry_points``: of entry_points.txt; empty without one.
+        roots: folders below the project's that its modules are imported from; None if the backend does not tell.
+        failure: why something is missing, a few words; empty if nothing is.
+    """
+
+    metadata: str = ""
+    entry_points: str = ""
+    roots: tuple[str, ...] | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True)
 class Workspace:
     """A user's repository with a trainyard.yaml.
 
@@ -213,11 +229,13 @@ class Workspace:
         file: the trainyard.yaml.
         document: its content.
         given_data: folder that its containers have at /data in place of ``smoke.data``; empty: that.
+        told: folder of a project -> what its build backend tells, of those that were asked.
     """
 
     file: Path
     document: WorkspaceDocument
     given_data: str = ""
+    told: Mapping[Path, Told] = field(default_factory=dict, hash=False)
 
     @property
     def root(self) -> Path:

@@ -99,6 +99,9 @@ def check(spec: RepositorySpec) -> Checked:
         listed = code_files.listing(spec.workspace) if spec.has_code else {}
     with found.refusing():
         wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    with found.refusing():
+        for text in python_projects.notes(spec.workspace):
+            found.note(text)
     if listed:
         found.size = _check_sizes(found, listed)
         lines = (*wanted.lines, *wanted.compiled)
@@ -113,10 +116,12 @@ def check(spec: RepositorySpec) -> Checked:
                 line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
                 where = f"{relative(spec.workspace.file)}:{line}: run"
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
-            if provided[0] and "" not in named:  # else nothing is locked, or a requirement has no name
+            untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
+            if provided[0] and "" not in named and not untold:  # else nothing is locked, or a name is not known
                 _check_imports(found, spec, program, module, listed, named, named.union(*provided))
         with found.refusing():
-            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), named):
+            installed = named | ({""} if wanted.compiled else set())
+            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):
                 found.note(text)
         with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)

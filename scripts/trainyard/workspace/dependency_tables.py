@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
-from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace import requirements_txt
-from trainyard.workspace.lines import Found, Line, Source, parse_direct, parse_reference
+from trainyard.workspace.lines import Found, Line, Source, line_with, of_any_extra, parse_direct, parse_reference
+from trainyard.workspace.project import IN_CONTAINER, Project
 
 #: Settings of ``[tool.uv]`` that decide what is resolved and do not name an index.
 _RESOLVER_SETTINGS = (
@@ -34,32 +33,20 @@ _RESOLVER_SETTINGS = (
 #: What the values that are read have to be. In a path, ``*`` is every value of a table, ``[]`` every one of a list.
 _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     ("a table", (dict,), """
-    project project.optional-dependencies project.scripts project.gui-scripts project.entry-points dependency-groups
-    tool tool.flit tool.flit.module tool.hatch tool.hatch.build tool.hatch.build.targets
-    tool.hatch.build.targets.wheel tool.hatch.metadata tool.hatch.metadata.hooks
-    tool.hatch.metadata.hooks.requirements_txt tool.hatch.version tool.maturin tool.pdm tool.pdm.build
-    tool.pdm.version tool.poetry tool.poetry.dependencies tool.poetry.plugins tool.poetry.scripts tool.scikit-build
-    tool.scikit-build.wheel tool.setuptools tool.setuptools.dynamic tool.setuptools.dynamic.*
-    tool.setuptools.package-dir tool.setuptools.packages.find tool.uv tool.uv.build-backend tool.uv.index.[]
-    tool.uv.sources tool.uv.sources.*.[] tool.uv.workspace index.[] package.[] package.[].sdist package.[].source
-    package.[].wheels.[]
+    build-system project project.optional-dependencies project.scripts project.gui-scripts project.entry-points
+    dependency-groups tool tool.uv tool.uv.index.[] tool.uv.sources tool.uv.sources.*.[] tool.uv.workspace index.[]
+    package.[] package.[].sdist package.[].source package.[].wheels.[]
     """),
-    ("a table or a list", (dict, list), """
-    tool.uv.sources.* tool.hatch.build.sources tool.hatch.build.targets.wheel.sources
-    """),
+    ("a table or a list", (dict, list), "tool.uv.sources.*"),
     ("a list", (list,), """
-    dependency-groups.* project.dynamic tool.hatch.build.dev-mode-dirs
-    tool.hatch.metadata.hooks.requirements_txt.files tool.poetry.packages tool.setuptools.packages.find.where
-    tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index tool.uv.override-dependencies
-    tool.uv.workspace.exclude tool.uv.workspace.members index package package.[].resolution-markers package.[].wheels
+    dependency-groups.* project.dynamic tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index
+    tool.uv.override-dependencies tool.uv.workspace.exclude tool.uv.workspace.members index package
+    package.[].resolution-markers package.[].wheels
     """),
-    ("a list or text", (list, str), "tool.setuptools.dynamic.dependencies.file tool.uv.find-links find-links"),
+    ("a list or text", (list, str), "tool.uv.find-links find-links"),
     ("text", (str,), """
-    tool.hatch.version.path tool.hatch.version.pattern tool.hatch.version.source tool.pdm.version.path
-    tool.poetry.packages.[].from tool.setuptools.dynamic.dependencies.file.[] tool.setuptools.package-dir.*
-    tool.setuptools.packages.find.where.[] tool.uv.sources.*.marker tool.uv.sources.*.[].marker
-    tool.uv.workspace.exclude.[] tool.uv.workspace.members.[] package.[].name package.[].version
-    package.[].resolution-markers.[]
+    tool.uv.sources.*.marker tool.uv.sources.*.[].marker tool.uv.workspace.exclude.[] tool.uv.workspace.members.[]
+    package.[].name package.[].version package.[].resolution-markers.[]
     """),
 )  # fmt: skip
 
@@ -146,62 +133,73 @@ def workspace_root(folder: Path) -> Toml | None:
 
 
 def read_project(
-    path: Path, found: Found, *, fits: Fits, extras: Sequence[str] = (), groups: Sequence[str] = ()
+    path: Path,
+    found: Found,
+    *,
+    fits: Fits,
+    project: Project | None = None,
+    extras: Sequence[str] = (),
+    groups: Sequence[str] = (),
 ) -> None:
     """Add the dependencies of a pyproject.toml to ``found``.
 
     uv's default groups, such as ``dev``, are left out unless ``groups`` names them.
 
+    Args:
+        project: of the file, with what its build backend has told; what it was not asked is left out.
     Raises:
-        UserError: a table is missing, dynamic or invalid; the file and line are named.
+        UserError: a table is missing or invalid, or its build backend failed; the file and line are named.
     """
     source = toml(path)
-    project = table(source.data, "project")
+    own = table(source.data, "project")
     if not project and not groups:
-        raise UserError(_without_project(source))
-    lines = _dependencies(source, project, found)
-    for line in [*lines, *extra_lines(source, extras), *_group_lines(source, groups)]:
+        remedy = "list the dependencies in 'requirements:' of trainyard.yaml"
+        raise UserError(f"{relative(path)}: no [project] table and no build backend: {remedy}")
+    lines = _dependencies(source, own, project) if project else []
+    for line in [*lines, *extra_lines(source, extras, project=project), *_group_lines(source, groups)]:
         _add(source, line, found, fits)
     _uv_settings(source, found)
 
 
-def _without_project(source: Toml) -> str:
-    if table(source.data, "tool", "poetry", "dependencies"):
-        return (
-            f"{source.where('[tool.poetry.dependencies]')}: the dependencies are in Poetry's own table: run 'poetry "
-            "export --without-hashes -o requirements.txt' and write 'requirements: requirements.txt', "
-            "or move them to [project]"
-        )
-    return f"{relative(source.path)}: no [project] table: list the dependencies in 'requirements:' of trainyard.yaml"
+def _dependencies(source: Toml, own: Mapping[str, Any], project: Project) -> list[Line]:
+    """The lines of ``[project] dependencies``, or those that the build backend has told."""
+    if own and "dependencies" not in own.get("dynamic", []):
+        return [source.line(text, after="dependencies") for text in own.get("dependencies", [])]
+    return told_lines(project, "dynamic" if own else "build-backend")
 
 
-def _dependencies(source: Toml, project: Mapping[str, Any], found: Found) -> list[Line]:
-    """The lines of ``[project] dependencies``. Files that setuptools takes them from are added to ``found``."""
-    if "dependencies" not in project.get("dynamic", []):
-        return [source.line(text, after="dependencies") for text in project.get("dependencies", [])]
-    # https://setuptools.pypa.io/en/latest/userguide/pyproject_config.html#dynamic-metadata
-    files = table(source.data, "tool", "setuptools", "dynamic", "dependencies").get("file", [])
-    if not files:
-        raise UserError(
-            f"{source.where('dynamic', after='[project]')}: 'dependencies' is dynamic, so only a build of the project "
-            "tells them: list them under [project], or write another file in 'requirements:' of trainyard.yaml"
-        )
-    for name in [files] if isinstance(files, str) else files:
-        path = inside(source.path.parent / name, source.path.parent, source.where(name))
-        requirements_txt.read(path, found, above=(source.path,))
-    return []
+def told_lines(project: Project, word: str) -> list[Line]:
+    """Return the dependencies that the build backend of a project has told.
+
+    Args:
+        word: in the line of the project's file that stands for all of them, if it has none of its own.
+    Raises:
+        UserError: it failed.
+    """
+    if "dependencies" in project.unknown:
+        raise UserError(project.unknown["dependencies"])
+    # A folder beside the project, as the container has it.
+    beside = f"{project.folder.parent.as_uri().rstrip('/')}/"
+    texts = [(text, text.replace(IN_CONTAINER, beside)) for text in project.dependencies]
+    return [Line(here, project.file, line_with(project.file, text, word) or 1) for text, here in texts]
 
 
-def extra_lines(source: Toml, extras: Iterable[str], above: tuple[str, ...] = ()) -> list[Line]:
+def extra_lines(
+    source: Toml, extras: Iterable[str], above: tuple[str, ...] = (), *, project: Project | None = None
+) -> list[Line]:
     """Return the requirements of extras of a project, without those that it asks of itself.
 
     Args:
         above: the extras that ask for these.
+        project: of the file; extras that its build backend was not asked have none.
     Raises:
         UserError: it has no such extra; the nearest spelling is named.
     """
-    project = table(source.data, "project")
-    available = {canonicalize_name(name): name for name in project.get("optional-dependencies", {})}
+    own = table(source.data, "project")
+    if project and ("optional-dependencies" in own.get("dynamic", []) or not own):
+        own = {"name": project.name, "optional-dependencies": project.optional_dependencies}
+        extras = () if project.pending else extras
+    available = {canonicalize_name(name): name for name in own.get("optional-dependencies", {})}
     lines: list[Line] = []
     for extra in map(canonicalize_name, extras):
         if extra not in available:
@@ -211,10 +209,11 @@ def extra_lines(source: Toml, extras: Iterable[str], above: tuple[str, ...] = ()
             )
         if extra in above:
             continue
-        for text in project["optional-dependencies"][available[extra]]:
+        for text in own["optional-dependencies"][available[extra]]:
             line = source.line(text, after=f"{available[extra]} ")
-            if line.name == canonicalize_name(str(project.get("name", ""))):
-                lines += extra_lines(source, sorted(line.requirement.extras), (*above, extra))
+            line = replace(line, text=of_any_extra(text))
+            if line.name == canonicalize_name(str(own.get("name", ""))):
+                lines += extra_lines(source, sorted(line.requirement.extras), (*above, extra), project=project)
             else:
                 lines.append(line)
     return lines

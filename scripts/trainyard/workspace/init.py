@@ -192,7 +192,7 @@ class Repository:
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
-        shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = _base(spec, wanted, reasons)
         libraries = self._libraries(wanted, reasons)
@@ -211,7 +211,7 @@ class Repository:
             reasons[f"run: {words}"] = command.why
             if smoke.args and not smoke.obstacle:
                 reasons[f"smoke: {' '.join(smoke.args)}"] = f"options of {command.path}"
-        text = self.project.name if self.project else self.folder.name
+        text = (self.project.name if self.project else "") or self.folder.name
         image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
         return Proposal(
             name or (f"my-{image}" if image in known else image),

@@ -29,6 +29,9 @@ _QUERY = re.compile(r"(://[^\s?#\"'`<>]*)\?[^\s#\"'`<>]*")
 #: https://pip.pypa.io/en/stable/reference/requirements-file-format/#using-environment-variables
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
+#: The marker of an extra, with its name in quotes.
+OF_EXTRA = r"""\bextra\s*==\s*("[^"]*"|'[^']*')"""
+
 #: What makes a requirement a path. A PEP 508 name has none of it.
 _PATH = re.compile(r"^(\.{1,2}(\[|$)|\.{0,2}/|file:|[^@;\s\[]+/)|\.(whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(\[|$)")
 
@@ -197,6 +200,11 @@ class Found:
     addresses: list[tuple[Kind, Line]] = field(default_factory=list)
     index_of: dict[str, str] = field(default_factory=dict)
     require_hashes: str = ""
+
+
+def of_any_extra(text: str) -> str:
+    """Return a requirement of METADATA with a marker that always holds in the place of ``extra == ...``."""
+    return re.sub(OF_EXTRA, "python_version > '0'", text)
 
 
 def is_direct(text: str) -> bool:

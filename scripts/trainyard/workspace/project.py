@@ -20,22 +20,26 @@ from trainyard.workspace.lines import where, without_credentials
 #: ``package.module:object.attribute [extra]`` (https://packaging.python.org/en/latest/specifications/entry-points/).
 _OBJECT = re.compile(r"([\w.]+)\s*(:\s*[\w.]+)?\s*(\[.*\])?")
 
+#: The beginning of a folder's address in what a build backend tells: that of the project's own is in it.
+IN_CONTAINER = "file:///trainyard/project/"
+
 _COMMANDS = ("gui_scripts", "console_scripts")
 
 
 @dataclass(frozen=True)
 class Project:
-    """Describe a folder with a pyproject.toml, setup.cfg or setup.py that names a project.
+    """Describe a folder with a pyproject.toml or setup.py of a project.
 
     Attributes:
-        file: what names it; ``name``: as it writes it.
-        version: PEP 440, or None if it is dynamic and could not be read.
+        file: what makes it one; ``name``: as it writes it, empty if only its build backend tells it.
+        version: PEP 440, or None if it is dynamic and was not told.
         requires_python: versions of Python; empty if it says nothing.
         dependencies: PEP 508 requirements, ``optional_dependencies``: those of each extra.
         entry_points: group -> name -> object; the groups ``console_scripts`` and ``gui_scripts`` are commands.
         import_roots: folders that its modules are imported from.
         installed: False with ``[tool.uv] package = false``: only its dependencies count.
-        unknown: dynamic field -> the line that says so and what to do.
+        pending: what its build backend was not asked yet, in words; empty if nothing.
+        unknown: field that the build backend did not tell -> the line that says so and what to do.
     """
 
     file: Path
@@ -47,6 +51,7 @@ class Project:
     entry_points: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     import_roots: tuple[Path, ...] = ()
     installed: bool = True
+    pending: str = ""
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
-from trainyard.workspace import dependency_tables, import_names, requirements_txt, setuptools_projects
+from trainyard.workspace import dependency_tables, import_names, python_projects, requirements_txt
 from trainyard.workspace.lines import Found, where
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
@@ -49,6 +49,7 @@ class Choice:
         notes: what the user has to know.
         conda: canonical name -> requirement and place of conda's packages, which are taken if the code imports them.
         python: the versions of Python that conda is asked for, and where; empty if it is not.
+        untold: only a build backend, which ``init`` does not run, tells more of them.
     """
 
     file: str = ""
@@ -61,6 +62,7 @@ class Choice:
     notes: list[str] = field(default_factory=list)
     conda: dict[str, tuple[str, str]] = field(default_factory=dict)
     python: tuple[str, str] = ("", "")
+    untold: bool = False
 
     def __post_init__(self) -> None:
         self.lines = [line for line in self.lines if _is_requirement(line[0])]
@@ -96,15 +98,10 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
     environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
-    file = project.file if project else root / "setup.py"
-    if not project and "setup.py" in names:  # without a name that can be read
-        listed = [(text, where(file, text)) for text in setuptools_projects.read(root)[0].dependencies]
-    if listed:
-        return Choice(packages=[text for text, _ in listed], why=f"{file.name} lists them", lines=listed)
-    if document and (choice_of_poetry := _poetry(document)):
-        return choice_of_poetry
-    if project and "dependencies" in project.unknown:
-        return Choice(notes=[project.unknown["dependencies"]])
+    if project and "dependencies" in project.pending:
+        file = project.file.name if pyproject else ""
+        why = f"the build backend of {project.file.name} tells them"
+        return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
     return Choice(why="[project] lists no dependencies" if pyproject else "")
 
 
@@ -146,87 +143,14 @@ def _of_conda(name: str, versions: str) -> str:
     return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
-def _poetry(source: dependency_tables.Toml) -> Choice | None:
-    """Return what ``[tool.poetry.dependencies]`` always needs, as PEP 508 requirements; None if there is no such table.
-
-    Poetry's own library converts them entry by entry, so that one that a requirement cannot express leaves the others:
-    https://python-poetry.org/docs/dependency-specification/.
-    """
-    poetry = dependency_tables.table(source.data, "tool", "poetry")
-    if not poetry.get("dependencies"):
-        return None
-    choice, optional = Choice(why="[tool.poetry.dependencies]"), []
-    for name, value in poetry["dependencies"].items():
-        place = f"{source.path.name}:{source.line_of(name, after='[tool.poetry.dependencies')}"
-        entries = value if isinstance(value, list) else [value]
-        if any(isinstance(entry, dict) and entry.get("optional") for entry in entries):
-            optional.append(name)
-            continue
-        for entry in entries:
-            try:
-                text = _poetry_requirement(name, entry)
-            except ValueError as error:
-                if name.lower() != "python":
-                    choice.notes.append(f"{place}: {name} is left out: {error}")
-                continue
-            if name.lower() == "python":  # it is that of the project
-                continue
-            choice.packages.append(text)
-            choice.lines.append((text, place))
-            choice.names[canonicalize_name(name)] = source.path.name
-            if isinstance(entry, dict) and entry.get("source"):
-                choice.notes.append(
-                    f"{place}: {name} comes from the source '{entry['source']}': give its address to uv, as in "
-                    "[[tool.uv.index]], or remove it"
-                )
-            if isinstance(entry, dict) and entry.get("allow-prereleases"):
-                choice.notes.append(f"{place}: {name} allows pre-releases: name one in its range under 'requirements'")
-    if optional:
-        choice.notes.append(f"{source.path.name}: optional packages are left out: {', '.join(optional)}")
-    groups = [*(["dev"] if poetry.get("dev-dependencies") else []), *dependency_tables.table(poetry, "group")]
-    if groups:
-        choice.notes.append(f"{source.path.name}: groups are left out: {', '.join(groups)}")
-    return choice
-
-
-def _poetry_requirement(name: str, entry: object) -> str:
-    """Return an entry of ``[tool.poetry.dependencies]`` as a PEP 508 requirement.
-
-    Raises:
-        ValueError: it is none; the message says why, and what to do.
-    """
-    from poetry.core.factory import Factory
-
-    local = isinstance(entry, dict) and (entry.get("path") or entry.get("file"))
-    if local:
-        dotted = local if str(local).startswith(("/", "./")) else f"./{local}"
-        raise ValueError(
-            f"it is the folder or file '{local}': list '{dotted}' in a requirements.txt, and write its name under "
-            "'requirements'"
-        )
-    otherwise = "write it under 'requirements' as PEP 508 has it"
-    if not isinstance(entry, str | dict):
-        raise ValueError(f"{entry!r} is neither a version nor a table: {otherwise}")
-    try:
-        text = Factory.create_dependency(name, entry).to_pep_508()
-    except (ValueError, TypeError, KeyError) as error:
-        reason = (str(error) or f"{entry!r} is no version").splitlines()[0]
-        raise ValueError(f"{reason}: {otherwise}") from None
-    if "||" in text:
-        version = entry if isinstance(entry, str) else entry.get("version")
-        raise ValueError(f"{version!r} has alternatives, which a requirement has not: {otherwise}")
-    text = re.sub(r" \(([^)]*)\)", r"\1", text, count=1)
-    if not _is_requirement(text):
-        raise ValueError(f"{text!r} is no requirement: {otherwise}")
-    return text
-
-
 def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: Spec, project: Project | None) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
         project: of the repository; its extras are taken where they list what is missing.
     """
+    if choice.untold:
+        return
     own = {canonicalize_name(project.name)} if project else set()
     framework, others = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}

@@ -18,8 +18,8 @@ from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt
-from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, table, toml
-from trainyard.workspace.lines import Found, Kind, Line, Source, line_with
+from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, told_lines, toml
+from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
 from trainyard.workspace.project import Project
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
@@ -88,7 +88,7 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
     _resolve_own(found, projects, fits)
     for source in (one for one in found.sources if one.is_path):
         inside(Path(source.location.partition("#")[0]), ws.root, source.line.where)
-    provided = frozenset(canonicalize_name(project.name) for project in projects)
+    provided = frozenset(canonicalize_name(project.name) for project in projects if project.name)
     build = ws.document.build
     return Wanted(
         lines=_without(found.lines, provided),
@@ -165,12 +165,14 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
             "'trainyard init' reads this file once"
         )
     if path.name == "uv.lock" or path.suffix == ".toml":
-        project = path.with_name("pyproject.toml") if path.name == "uv.lock" else path
-        if not project.is_file():
+        file = path.with_name("pyproject.toml") if path.name == "uv.lock" else path
+        if not file.is_file():
             raise UserError(f"{relative(path)}: no pyproject.toml beside it, which names the direct dependencies")
-        read_project(project, found, fits=fits, extras=wanted.extras, groups=wanted.groups)
+        own = next((one for one in projects if one.file == file), None)
+        own = own or python_projects.of_file(file, ws.told.get(file.parent))
+        read_project(file, found, fits=fits, project=own, extras=wanted.extras, groups=wanted.groups)
         for one in projects:
-            if one.file != project:
+            if one.file != file:
                 _read_project(one, found, fits)
         if path.name == "uv.lock":
             read_uv_lock(path, found, fits=fits)
@@ -187,18 +189,20 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
 
 def _read_project(project: Project, found: Found, fits: Fits) -> None:
     """Add the dependencies of one of the code's projects."""
-    if project.file.name == "pyproject.toml" and table(toml(project.file).data, "project"):
-        read_project(project.file, found, fits=fits)
+    if project.file.name == "pyproject.toml":
+        read_project(project.file, found, fits=fits, project=project)
         return
-    if "dependencies" in project.unknown:
-        raise UserError(project.unknown["dependencies"])
-    found.lines += [Line(text, project.file, line_with(project.file, text) or 1) for text in project.dependencies]
+    for line in told_lines(project, "install_requires"):
+        if line.requirement.url:
+            found.sources.append(parse_reference(line))
+        else:
+            found.lines.append(line)
 
 
 def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
     """Replace ``-e .`` and extras of the code's own projects by what these require: the code itself is in the image."""
     folders = {project.folder: project for project in projects}
-    names: dict[str, Project] = {canonicalize_name(project.name): project for project in projects}
+    names: dict[str, Project] = {canonicalize_name(project.name): project for project in projects if project.name}
     waiting, found.sources = found.sources, []
     known: set[str] = set()
     for source in waiting:
@@ -220,4 +224,4 @@ def _resolve_own(found: Found, projects: list[Project], fits: Fits) -> None:
             wanted = Requirement(one)
             project = names[wanted.name]
             if project.file.name == "pyproject.toml":
-                found.lines += extra_lines(toml(project.file), wanted.extras)
+                found.lines += extra_lines(toml(project.file), wanted.extras, project=project)

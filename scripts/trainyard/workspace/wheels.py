@@ -1,8 +1,8 @@
-"""Build the requirements that are git repositories, folders and files to wheels.
+"""Make wheels of the requirements that are git repositories, folders and files.
 
-They are built on this machine with ``uv build``, in an isolated environment, and then rewritten so that their bytes
-depend on their source alone: sorted entries, one time, two modes, no compression (zlib's output differs between its
-versions). A wheel that contains compiled code would fit this machine only and is refused.
+Their build backends run in containers (:mod:`trainyard.image.build_backends`). The wheels are then rewritten so that
+their bytes depend on their source alone: sorted entries, one time, two modes, no compression (zlib's output differs
+between its versions). A wheel that contains compiled code would fit this machine only and is refused.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import os
 import re
 import shutil
 import subprocess
-import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import requests as http
+from packaging.metadata import parse_email
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.spec.model import RepositorySpec, relative
-from trainyard.spec.naming import FILE_EPOCH
-from trainyard.workspace import requirements
-from trainyard.workspace.lines import Source, userinfo, without_credentials, without_userinfo
+from trainyard.spec.yaml_source import relative
+from trainyard.workspace.lines import OF_EXTRA, Source, of_any_extra, userinfo, without_credentials, without_userinfo
 
 logger = logging.getLogger(__name__)
 
@@ -42,16 +44,18 @@ _GIT_SCHEMES = ("git+https://", "git+http://", "git+ssh://", "git+git://", "git+
 #: What gives git the password, a credential helper that the shell runs.
 _GIT_HELPER = '!f() { [ "$1" != get ] || printf "password=%s\\n" "$TRAINYARD_GIT_PASSWORD"; }; f'
 
-#: Folders that a build makes or that hold no source.
-_NOT_SOURCE = {".git", ".venv", "__pycache__", "build", "dist", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+#: Folders that hold no source, and those at the top of a project that a build makes.
+_NOT_SOURCE = {".git", ".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+_OF_BUILDS = {"build", "dist"}
 
 #: Earliest time that a zip file can hold.
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
-#: The variables that build backends get: what programs need to start, and what uv needs to fetch packages.
-_FOR_BUILDS = re.compile(
-    r"PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|NETRC|SETUPTOOLS_SCM_\w+|(?i:\w+_proxy)|SSL_CERT_\w+|UV_\w+"
-)
+#: ``make(where, folder, names, out)``: make a wheel in ``out`` of the files ``names`` of a folder, and return its path.
+Make = Callable[[str, Path, Iterable[str], Path], Path]
+
+#: Bytes of an unpacked source distribution.
+_LARGEST = 4 << 30
 
 #: Seconds to wait for bytes of a file that is downloaded.
 _TIMEOUT = 60
@@ -80,6 +84,52 @@ class Wheel:
         return f"# {self.name}: {f'commit {self.commit}' if self.commit else 'path'} ({key(self.source)})"
 
 
+def requires(wheel: Path) -> tuple[list[str], list[str]]:
+    """Return the requirements that a wheel states, and the names of its extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(one for one in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one))
+        raw, _ = parse_email(archive.read(name))
+    return raw.get("requires_dist", []), raw.get("provides_extra", [])
+
+
+def without_addresses(wheel: Wheel) -> dict[str, Any] | None:
+    """Return what uv is to take for the metadata of a wheel that names addresses, which have wheels of their own.
+
+    https://docs.astral.sh/uv/reference/settings/#dependency-metadata; None if it names none.
+    """
+    lines, extras = requires(wheel.file)
+    known = [Requirement(line) for line in lines]
+    if not any(one.url for one in known):
+        return None
+    for one in known:
+        one.url = None
+    return {"name": wheel.name, "version": wheel.version, "requires-dist": [*map(str, known)], "provides-extra": extras}
+
+
+def further(wheel: Path, source: Source) -> list[Source]:
+    """Return the git repositories and files that the wheel of a source needs.
+
+    Raises:
+        UserError: it needs a folder of this machine.
+    """
+    found = []
+    for text in requires(wheel)[0]:
+        wanted = Requirement(text)
+        extras = set(re.findall(OF_EXTRA, text))
+        if not wanted.url or (extras and not {one.strip("\"'") for one in extras} & {*source.extras}):
+            continue
+        if not wanted.url.startswith(("git+", "http://", "https://")):
+            raise UserError(
+                f"{source.line.where}: {source.line.shown} needs {wanted.name} from a folder: name that in the "
+                "requirements, too"
+            )
+        line = replace(source.line, text=text, hashes=frozenset())
+        marker = of_any_extra(str(wanted.marker or ""))
+        # As it is: no variable of this machine is put into the address of somebody else.
+        found.append(Source(line, wanted.url, canonicalize_name(wanted.name), tuple(sorted(wanted.extras)), marker))
+    return found
+
+
 #: A :attr:`Wheel.note`.
 NOTE = re.compile(r"^# (?P<name>[a-z0-9-]+): (?:commit (?P<commit>[0-9a-f]{40,64})|path) \((?P<key>[0-9a-f]{12})\)$")
 
@@ -104,7 +154,8 @@ def digest(source: Source) -> str:
 
 def _files(folder: Path) -> Iterator[Path]:
     for name, folders, files in os.walk(folder):
-        folders[:] = sorted(one for one in folders if one not in _NOT_SOURCE and not one.endswith(".egg-info"))
+        left_out = _NOT_SOURCE | (_OF_BUILDS if Path(name) == folder else set())
+        folders[:] = sorted(one for one in folders if one not in left_out and not one.endswith(".egg-info"))
         yield from (Path(name) / one for one in sorted(files) if (Path(name) / one).is_file())
 
 
@@ -120,44 +171,49 @@ def _existing(source: Source) -> Path:
     return path
 
 
-def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], *, offline: bool = False) -> list[Wheel]:
+def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], make: Make) -> list[Wheel]:
     """Make a wheel of each source in ``folder``.
 
     Args:
         commits: :func:`key` -> the commit to take; the revision that the requirement names if it has none.
-        offline: whether build backends come from uv's cache alone.
+        make: runs a build backend.
     Raises:
         UserError: a source does not exist, or contains code to compile.
         StepFailed: it could not be fetched or built; the message ends with the reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [_build(source, folder, commits.get(key(source), ""), offline=offline) for source in sources]
+    return [_build(source, folder, commits.get(key(source), ""), make) for source in sources]
 
 
-def ensure(spec: RepositorySpec, folder: Path) -> None:
+def ensure(required: Iterable[Source], section: str, lock_file: Path, folder: Path, make: Make) -> None:
     """Make ``folder`` hold the wheels that a workspace's lock pins, and no others; those that are missing are built.
 
+    Args:
+        required: the sources that the workspace requires. ``section``: of its lock, the file ``lock_file``.
     Raises:
         UserError: a source is not what it was when it was locked, or see :func:`build`.
         StepFailed: see :func:`build`.
     """
-    read = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
-    sources = {key(one): one for one in read.sources}
-    wanted = _locked(spec.locked().text("requirements"))
+    sources = {key(one): one for one in required}
+    wanted = _locked(section)
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
-    for one, (commit, sha256) in wanted.items():
-        if sha256 in there:
-            continue
-        where = sources[one].line.where if one in sources else relative(spec.lock_file)
-        if one not in sources:
-            raise UserError(f"{where}: pins a wheel that the requirements no longer name: run 'trainyard lock'")
-        built = build([sources[one]], folder, {one: commit}, offline=spec.context.offline)[0]
-        there[built.sha256] = built.file
-        if built.sha256 != sha256:
-            raise UserError(
-                f"{where}: {sources[one].line.shown}: not what {relative(spec.lock_file)} pins: the source or its "
-                "build backend has changed: run 'trainyard lock'"
-            )
+    waiting = dict(wanted)
+    while ready := [one for one in waiting if one in sources]:
+        for one in ready:
+            commit, sha256 = waiting.pop(one)
+            if sha256 not in there:
+                built = build([sources[one]], folder, {one: commit}, make)[0]
+                there[built.sha256] = built.file
+                if built.sha256 != sha256:
+                    raise UserError(
+                        f"{sources[one].line.where}: {sources[one].line.shown}: not what {relative(lock_file)} "
+                        "pins: the source or its build backend has changed: run 'trainyard lock'"
+                    )
+            sources |= {key(more): more for more in further(there[sha256], sources[one])}
+    if any(sha256 not in there for _, sha256 in waiting.values()):
+        raise UserError(
+            f"{relative(lock_file)}: pins a wheel that the requirements no longer name: run 'trainyard lock'"
+        )
     kept = {there[sha256] for _, sha256 in wanted.values()}
     for path in folder.glob("*.whl"):
         if path not in kept:
@@ -182,7 +238,7 @@ def locked_commits(section: str, leave_out: frozenset[str] = frozenset()) -> dic
     return {note["key"]: note["commit"] for note in notes if note["commit"] and note["name"] not in leave_out}
 
 
-def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel:
+def _build(source: Source, folder: Path, commit: str, make: Make) -> Wheel:
     with tempfile.TemporaryDirectory(prefix="trainyard-wheel-") as temporary:
         here = Path(temporary)
         with _fetched(source, here, commit) as (path, taken):
@@ -190,8 +246,10 @@ def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel
             if path.suffix == ".whl":
                 made, built = path, False
             else:
-                logger.info(f"{source.line.where}: building a wheel of {source.line.shown}")
-                made, built = _uv_build(source, path, here / "out", offline=offline), True
+                unpacked = path if path.is_dir() else _unpacked(source, path, here / "unpacked")
+                names = [one.relative_to(unpacked).as_posix() for one in _files(unpacked)]
+                made = make(f"{source.line.where}: {source.line.shown}", unpacked, names, here / "out")
+                built = True
             try:
                 name, version, _, tags = parse_wheel_filename(made.name)
             except InvalidWheelFilename as error:
@@ -210,6 +268,29 @@ def _build(source: Source, folder: Path, commit: str, *, offline: bool) -> Wheel
             else:
                 shutil.copyfile(made, output)
     return Wheel(source, str(name), str(version), output, hashlib.sha256(output.read_bytes()).hexdigest(), taken)
+
+
+def _unpacked(source: Source, path: Path, folder: Path) -> Path:
+    """Unpack a source distribution, and return the folder of its project."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                size = sum(one.file_size for one in archive.infolist())
+                if size <= _LARGEST:
+                    archive.extractall(folder)
+        else:
+            with tarfile.open(path) as archive_:
+                size = sum(one.size for one in archive_)
+                if size <= _LARGEST:
+                    archive_.extractall(folder, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError):
+        raise UserError(
+            f"{source.line.where}: {source.line.shown}: no source distribution that can be unpacked"
+        ) from None
+    if size > _LARGEST:
+        raise UserError(f"{source.line.where}: {source.line.shown}: has {size} bytes, more than {_LARGEST}")
+    inside = [one for one in folder.iterdir() if one.is_dir()]
+    return inside[0] if len(inside) == 1 else folder
 
 
 def _check_hash(source: Source, path: Path) -> None:
@@ -324,28 +405,6 @@ def _download(source: Source, url: str, here: Path) -> Path:
         reason = getattr(getattr(error, "response", None), "reason", None) or type(error).__name__
         raise StepFailed(f"{source.line.where}: {source.line.shown}: cannot be downloaded ({reason})") from None
     return path
-
-
-def _uv_build(source: Source, path: Path, out: Path, *, offline: bool) -> Path:
-    """Build a wheel of a folder or source distribution with the build backend that it names."""
-    command = [*settings.UV, "build", "--color=never", "--wheel", "--no-create-gitignore", "--no-config"]
-    command += ["--python", sys.executable, "--out-dir", str(out), str(path)]
-    if offline:
-        command.append("--offline")
-    # A build backend is code of somebody else.
-    environment = {name: value for name, value in settings.environment().items() if _FOR_BUILDS.fullmatch(name)}
-    environment |= {"SOURCE_DATE_EPOCH": str(FILE_EPOCH), "PYTHONHASHSEED": "0"}
-    if bundle := settings.ca_bundle():
-        environment["SSL_CERT_FILE"] = str(bundle)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
-    wheels = sorted(out.glob("*.whl"))
-    if done.returncode or not wheels:
-        lines = [line.strip() for line in without_credentials(done.stderr).splitlines() if line.strip()]
-        reason = next((line for line in reversed(lines) if re.match(r"\w*(Error|Exception)\b", line)), "")
-        raise StepFailed(
-            f"{source.line.where}: {source.line.shown}: building its wheel failed: {reason or ' '.join(lines)[-300:]}"
-        )
-    return wheels[0]
 
 
 def normalise(wheel: Path, output: Path) -> None:

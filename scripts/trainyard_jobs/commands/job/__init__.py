@@ -152,8 +152,7 @@ def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str
     from pathlib import Path
 
     from trainyard.common import console, errors
-    from trainyard.release import code_push
-    from trainyard.release.repository_code import RepositoryCode
+    from trainyard.release import code_push, repository_code
     from trainyard.spec import model, workspace
 
     for name in ("target", "image"):
@@ -163,8 +162,7 @@ def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str
     if file is None:
         raise errors.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
     target = str(file.parent)
-    spec = model.load(target, context=context)
-    code = RepositoryCode(spec.repository(f"{target}: no repository"))
+    code = repository_code.of(model.load(target, context=context))
     made = code_push.push(code, code_push.address(code, given["registry"]), context.state)
     console.say(f"{made['tag']}: {'pushed, not tested' if made['changed'] else 'the code has not changed'}")
     return {"target": target, "image": made["reference"]}
