@@ -21,7 +21,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import trainer_flags
 from trainyard_jobs import platforms
 from trainyard_jobs.model import options, request, tuning
-from trainyard_jobs.platforms import all_rules, submission
+from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.platforms.ai_platform import migration as ai_platform_migration
 from trainyard_jobs.platforms.base import Submission
 from trainyard_jobs.platforms.gke import write as gke_platform
@@ -433,6 +433,23 @@ def test_a_group_on_spot_machines_is_restarted_as_a_whole(write: Write) -> None:
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
 
 
+#: Answers about a job and its pods as it is told, and writes down which logs were asked for.
+KUBECTL = """\
+import json, pathlib, sys
+told, (verb, what) = pathlib.Path(__file__).with_name("told"), sys.argv[1:3]
+state, phases = json.loads(told.read_text())
+if verb == "logs":
+    with told.with_name("logs").open("a") as logs:
+        print(json.dumps(sys.argv), file=logs)
+elif what == "pods":
+    told.write_text(json.dumps([state, phases[1:]]))
+    pods = [{"metadata": {"name": f"run-{n}"}, "status": {"phase": phase}} for n, phase in enumerate(phases[0])]
+    print(json.dumps({"items": pods}))
+else:
+    print(json.dumps({"status": {"conditions": [{"type": state, "status": "True"}] if len(phases) == 1 else []}}))
+"""
+
+
 @pytest.mark.parametrize(
     ("phases", "state", "shown"),
     [
@@ -446,23 +463,16 @@ def test_a_group_on_spot_machines_is_restarted_as_a_whole(write: Write) -> None:
     ],
 )  # fmt: skip
 def test_the_log_of_every_pod_is_shown_once_whenever_the_job_ends(
-    phases: list[list[str]], state: str, shown: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    phases: list[list[str]], state: str, shown: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``phases``: those of the pods each time they are queried; the last time, the job has ended."""
-    queries = list(phases)
-    commands: list[list[str]] = []
-
-    def answer(command: list[str]) -> dict[str, Any]:
-        if command[2] != "pods":
-            conditions = [{"type": state, "status": "True"}] if len(queries) == 1 else []
-            return {"status": {"conditions": conditions}}
-        found = enumerate(queries.pop(0))
-        return {"items": [{"metadata": {"name": f"run-{one}"}, "status": {"phase": phase}} for one, phase in found]}
-
-    monkeypatch.setattr(submission, "run_json", answer)
-    monkeypatch.setattr(submission, "run_visibly", commands.append)
-    monkeypatch.setattr(gke_platform.time, "sleep", lambda _: None)
-    assert gke_platform.follow_pods("job/run", "job-name=run", 2, 1) == state
+    (tmp_path / "kubectl").write_text(f"#!{sys.executable} -SE\n{KUBECTL}")
+    (tmp_path / "kubectl").chmod(0o755)
+    (tmp_path / "told").write_text(json.dumps([state, phases]))
+    (tmp_path / "logs").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert gke_platform.follow_pods("job/run", "job-name=run", 2, 0) == state
+    commands = [json.loads(line) for line in (tmp_path / "logs").read_text().splitlines()]
     selected = ("pod/", "--follow", "--selector")
     assert [[word for word in command if word.startswith(selected)] for command in commands] == shown
 

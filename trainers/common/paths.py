@@ -19,7 +19,6 @@ from trainers.common.exits import UserError
 # Attempts for one read. gcsfs and TensorFlow's client retry as well, gcsfs six times within 31 seconds, so a read
 # fails after about 100 seconds without an answer.
 _ATTEMPTS = 3
-_PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 _UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
 _EARLIER = ".earlier-"  # prefix of a folder while another one takes its name
 # Otherwise gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
@@ -31,11 +30,12 @@ class Unavailable(UserError):
     """A read that failed for a reason that can pass, such as a timeout or the status 503."""
 
 
-class _Retries:
+class Retries:
     """Counts the reads of this process that were repeated, and reports them: the first, the second, the fourth..."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float = 1.0) -> None:
         self.count = 0
+        self.pause = pause  # seconds before the second attempt, doubled for each further one
         self._lock = threading.Lock()
 
     def add(self, path: str, error: Exception) -> None:
@@ -47,7 +47,7 @@ class _Retries:
             print(f"note: {path}: {_reason(error)}; trying again ({count} reads repeated so far)", file=sys.stderr)
 
 
-retries = _Retries()
+retries = Retries()
 
 
 def is_remote(path: str) -> bool:
@@ -98,7 +98,7 @@ def retry(path: str, read: Callable[[], Result]) -> Result:
             return read()
         except Unavailable as error:
             retries.add(path, error)
-            time.sleep(_PAUSE * 2**attempt)
+            time.sleep(retries.pause * 2**attempt)
     return read()
 
 

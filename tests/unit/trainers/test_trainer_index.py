@@ -21,7 +21,7 @@ from far_storage import FarStorage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
-from trainers.common import exits, images, index, order, paths, storage, tarshard, tfrecord
+from trainers.common import exits, images, index, order, storage, tarshard, tfrecord
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
@@ -54,9 +54,8 @@ def write_tfrecord(path: Path, contents: Sequence[bytes]) -> None:
 
 
 @pytest.fixture
-def far(tmp_path: Path, mount: Callable[[Path], FarStorage], monkeypatch: pytest.MonkeyPatch) -> FarStorage:
+def far(tmp_path: Path, mount: Callable[[Path], FarStorage]) -> FarStorage:
     (tmp_path / "far").mkdir()
-    monkeypatch.setattr(paths, "_PAUSE", 0.0)
     return mount(tmp_path / "far")
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ import pytest
 from far_storage import FarStorage
 from toy_checkpoints import checkpoints, state
 from trainers.common import exits, flags, flowers_data, imagenet_data, images, mnist_data, order, paths
-from trainers.common import run as module
 from trainers.common.log import Log
 from trainers.common.run import check_same_run
 
@@ -35,15 +35,20 @@ def place(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     mount: Callable[[Path], FarStorage],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """A checkpoint folder at ``tmp_path / "run"``, local or on remote storage."""
-    monkeypatch.setattr(module.time, "gmtime", lambda: (2026, 11, 25, 9, 8, 7, 0, 0, 0))
     (tmp_path / "run").mkdir()
     if request.param == "local":
         return str(tmp_path / "run")
     mount(tmp_path)
     return "far://run"
+
+
+def moved(folder: Path) -> list[str]:
+    """The folders of checkpoints of earlier runs, the oldest first: named by the second, and by numbers within it."""
+    names = sorted((path.name for path in (folder / "run").glob("old-*")), key=lambda name: (len(name) > 20, name))
+    assert all(re.fullmatch(r"old-\d{8}T\d{6}Z(-2)?", name) for name in names)
+    return names
 
 
 def test_a_run_that_does_not_resume_keeps_its_checkpoints_and_those_of_the_earlier_run(
@@ -59,7 +64,7 @@ def test_a_run_that_does_not_resume_keeps_its_checkpoints_and_those_of_the_earli
     fresh.prepare(resume=False)
     fresh.save(state(5, 0.1), 5)
     assert fresh.newest() == state(5, 0.1)
-    old = "old-20261125T090807Z"
+    (old,) = moved(tmp_path)
     assert files(tmp_path / "run") == [f"{old}/best.ckpt", f"{old}/step-000000044.ckpt", f"{old}/step-000000066.ckpt",
                                        "step-000000005.ckpt", "trainyard-0123.index"]  # fmt: skip
     assert f"note: the checkpoints of an earlier run are in {place}/{old} now\n" in capsys.readouterr().err
@@ -70,11 +75,10 @@ def test_checkpoints_that_were_moved_are_never_replaced(place: str, tmp_path: Pa
         run = checkpoints(place, 2)
         run.prepare(resume=False)
         run.save(state(7, weight), 7)
-    old = "old-20261125T090807Z"
-    assert files(tmp_path / "run") == [f"{old}-2/step-000000007.ckpt", f"{old}/step-000000007.ckpt",
-                                       "step-000000007.ckpt"]  # fmt: skip
-    weights = [json.loads((tmp_path / "run" / name).read_text())["weight"] for name in files(tmp_path / "run")]
-    assert weights == [0.2, 0.1, 0.3]
+    first, second = moved(tmp_path)
+    names = [f"{first}/step-000000007.ckpt", f"{second}/step-000000007.ckpt", "step-000000007.ckpt"]
+    assert sorted(names) == files(tmp_path / "run")
+    assert [json.loads((tmp_path / "run" / name).read_text())["weight"] for name in names] == [0.1, 0.2, 0.3]
 
 
 def test_a_best_checkpoint_that_no_run_continues_is_not_replaced(tmp_path: Path) -> None:
