@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testcontainers.community.registry import DockerRegistryContainer
+from tests import target_locks
 from tests.image.registry import running
 
 from trainyard.common import settings
@@ -21,7 +22,7 @@ from trainyard.common.errors import StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.image import package_index, resolver
 from trainyard.oci import docker_engine, registry
-from trainyard.spec import lock as locks
+from trainyard.spec import pylock
 from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH
@@ -191,12 +192,13 @@ class Ours(Side):
 
     def _change(self, kind: str, change: Callable[[list[Pin]], list[Pin]]) -> None:
         """Change the pins of a section of the target's lock in the tree."""
-        path = self.tree.folder / "images" / self.tree.spec.target / locks.FILE
-        content = locks.read(path, "")
+        folder = self.tree.folder / "images" / self.tree.spec.target
+        content = pylock.read(folder, "")
         assert isinstance(content, Lock)
         section = Section(self.tree.spec.arch, kind)
         text = "".join(pin.text() for pin in change(parse(content.sections[section])))
-        locks.write(path, replace(content, sections={**content.sections, section: text}))
+        changed = replace(content, sections={**content.sections, section: text})
+        target_locks.write(folder, changed, self.tree.spec.python_version)
 
     def build(self, *, cold: bool = False) -> float:
         return self._build(self.tree.spec.target, *(["--no-cache"] if cold else []))

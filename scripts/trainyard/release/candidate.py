@@ -22,7 +22,7 @@ from trainyard.lint.image import verify
 from trainyard.oci import docker_engine
 from trainyard.release import diff, events
 from trainyard.sandbox.containers import files_of
-from trainyard.spec import lock, state
+from trainyard.spec import lock, pylock, state
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.naming import LABELS, NAME
 from trainyard.spec.units import in_units
@@ -35,6 +35,9 @@ _NAMED = 3
 
 #: Name of an input of an image -> what it is.
 _PARTS = {"code.tar": "code"}
+
+#: What the names of inputs begin with that say which packages an image has.
+_OF_PACKAGES = (lock.FILE, pylock.FILE, "Dockerfile")
 
 #: Files of every image of Trainyard: the launcher, and what it reads about the image.
 _LAUNCHER, _ABOUT = "/usr/local/bin/launch", "/opt/trainyard/image.json"
@@ -112,7 +115,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if len(packages) > _NAMED:
         packages[_NAMED:] = [f"{len(packages) - _NAMED} more packages"]
     files = {name for names in diff.changes(before["inputs"], now["inputs"]).values() for name in names}
-    folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith((lock.FILE, "Dockerfile"))}
+    folders = {_PARTS.get(name, name.split("/")[0]) for name in files if not name.startswith(_OF_PACKAGES)}
     parts = [*packages, *sorted(folders), *(["base"] if before["base"] != now["base"] else [])]
     if not parts:
         same = set(before["layers"]) == set(now["layers"])
