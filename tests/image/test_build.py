@@ -22,8 +22,7 @@ from trainyard.common import settings
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, build, dockerfile, package_index, target_lock
 from trainyard.oci import layers as oci_layers
-from trainyard.spec import lock as locks
-from trainyard.spec import model
+from trainyard.spec import model, pylock
 
 BuiltImage = Callable[[str], str]
 Run = Callable[..., Finished]
@@ -122,7 +121,7 @@ def test_a_misspelt_trainer_lists_the_images_own(built_image: BuiltImage, docker
 def test_an_interrupted_build_leaves_nothing_tagged(write_small: Callable[[], str]) -> None:
     target = write_small()
     # With good hashes there, what is going on when the signal comes is the download of torch: 900 MB.
-    shutil.copy(ROOT / "examples" / "patches" / locks.FILE, Path(target) / locks.FILE)
+    shutil.copy(ROOT / "examples" / "patches" / pylock.FILE, Path(target) / pylock.FILE)
     dockerfile.write(dockerfile.rendered(model.load(target)))
     command = ["make", "image", f"TARGET={target}", "VERBOSE=1"]
     process = subprocess.Popen(
@@ -157,7 +156,7 @@ def test_an_index_that_answers_is_used_locked_and_named(
     plan, built = build.build(loaded)
     try:
         assert versions(model.load(str(loaded.folder)), "framework", "pytorch-cpu")["torch"] == "2.9.1+cpu"
-        assert own_index not in loaded.lock_file.read_text(encoding="utf-8")
+        assert own_index not in (loaded.folder / "pylock.pytorch-cpu.toml").read_text(encoding="utf-8")
         assert built["index"] == "pytorch-cpu"
         assert not any("come from the default index" in note for note in built["notes"])
         found = docker_run("--entrypoint=python", plan.candidate, "-c", "import torch; print(torch.__version__)")

@@ -23,8 +23,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import dockerfile as render
 from trainyard.release import candidate
-from trainyard.spec import lock as locks
-from trainyard.spec import model, state
+from trainyard.spec import model, pylock, state
 
 pytestmark = pytest.mark.big("xla")
 
@@ -74,7 +73,7 @@ def stand_in(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPat
 
 def unlocked_copy(folder: Path) -> model.Spec:
     """The target as the project has it, in ``folder``, with a base that was not inspected yet."""
-    shutil.copytree(model.load("xla-nightly").folder, folder, ignore=shutil.ignore_patterns(locks.FILE))
+    shutil.copytree(model.load("xla-nightly").folder, folder, ignore=shutil.ignore_patterns(pylock.FILE))
     found = model.load(str(folder))
     (folder / "Dockerfile").write_text(render.dockerfile(found), encoding="utf-8")
     return found

@@ -16,12 +16,10 @@ from tests.image.conftest import Finished
 from tests.image.registry import running
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, fallback, target_lock
+from trainyard.image import fallback, target_lock
 from trainyard.oci.registry import Repository
 from trainyard.release import candidate, promotion, publish
-from trainyard.spec import lock as locks
 from trainyard.spec import model
-from trainyard.spec.lock import Lock
 from trainyard.spec.model import Spec
 
 TARGET = "tf-nightly"
@@ -69,11 +67,10 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     first = at_registry(spec, address)
 
     folder = copied(tmp_path)
-    content = model.load(str(folder)).lock
-    assert isinstance(content, Lock)
-    locks.write(folder / locks.FILE, replace(content, day="20991231"))
-    next_day = model.load(str(folder))
-    dockerfile.write(dockerfile.rendered(next_day))
+    contents = target_lock.read(model.load(str(folder)))
+    next_day, _ = target_lock.write(
+        model.load(str(folder)), {index: replace(one, day="20991231") for index, one in contents.items()}
+    )
     candidate.make(next_day)
     second = at_registry(next_day, address)
     assert second != first and digest_of(address, TARGET) == second

@@ -6,7 +6,6 @@ import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import pytest
 from tests.engine import ENGINE
 from tests.miniature import Miniature
 from trainyard.lint.image import verify
-from trainyard.spec import lock as locks
-from trainyard.spec.lock import Lock
+from trainyard.spec import pylock
 from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
@@ -85,10 +83,7 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(
     """The label says PyTorch's CPU index, which has no CUDA build; its locks are those of another network's build."""
     folder = tmp_path / "xla"
     shutil.copytree(load("xla").folder, folder)
-    content = load(str(folder)).lock
-    assert isinstance(content, Lock)
-    others = {replace(section, index="pytorch-cpu"): text for section, text in content.sections.items()}
-    locks.write(folder / locks.FILE, Lock({**content.sections, **others}))
+    shutil.copy(folder / pylock.FILE, folder / pylock.file_name("pytorch-cpu"))
     shutil.copy(folder / "Dockerfile", folder / "Dockerfile.pytorch-cpu")
     text = f"""\
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py

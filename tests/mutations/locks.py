@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests import target_locks
 from tests.mutations.chance import word
 from trainyard.spec import lock
 from trainyard.spec.lock import Lock, Section
@@ -91,5 +92,5 @@ def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:
     folder = parent / target.name
     shutil.copytree(target, folder)
     if fault:
-        lock.write(folder / lock.FILE, fault.content)
+        target_locks.write(folder, fault.content)
     return folder

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests import target_locks
 from tests.fakes.engine import FakeEngine
 
 from trainyard import cli
-from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Pin, Section
 
@@ -59,13 +59,13 @@ def write_locked_spec(write_spec: Callable[[str], str]) -> Callable[[str], str]:
             "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 280_000_000),
             "requirements": Pin("a", "1", ("0" * 64,), 5_000),
         }
-        locks.write(Path(folder) / locks.FILE, Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
+        target_locks.write(Path(folder), Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
         return folder
 
     return write
 
 
-#: The record in trainyard.lock of a base that holds the framework.
+#: The record in a lock of a base that holds the framework.
 BASE_CONTENTS = {
     "image": "registry.example/xla:nightly",
     "reference": "registry.example/xla:nightly@sha256:" + "1" * 64,
@@ -94,7 +94,7 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
         shutil.copytree(found.folder, folder)
         pins = "".join(f"{text} --hash=sha256:{'0' * 64}\n" for text in model.requirements_of(found))
         sections = {Section("amd64", "base"): json.dumps(BASE_CONTENTS) + "\n", Section("amd64", "requirements"): pins}
-        locks.write(folder / locks.FILE, Lock(sections))
+        target_locks.write(folder, Lock(sections), "3.12")
         return folder
 
     return copy

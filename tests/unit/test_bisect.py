@@ -282,7 +282,7 @@ def test_sides_with_the_same_packages_are_refused(spec: RepositorySpec) -> None:
 
 def test_a_lock_that_was_edited_is_refused(spec: RepositorySpec) -> None:
     (spec.folder / "good.lock").write_text("# numpy\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"good.lock: no '# checksum:' line, so not a lock"):
+    with pytest.raises(UserError, match=r"good.lock: no '# trainyard:' line, so not a lock"):
         bisect.side("good.lock", spec)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.pylock import Package, Pylock
+from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, is_valid_pylock_path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -21,8 +21,9 @@ from trainyard.common.settings import ROOT
 from trainyard.image import base_image, resolver, target_lock, tool_locks
 from trainyard.project import check
 from trainyard.spec import lock as locks
-from trainyard.spec import model
-from trainyard.spec.lock import Lock, Pin, Section, parse
+from trainyard.spec import markers, model
+from trainyard.spec import pylock as pylocks
+from trainyard.spec.lock import Lock, Origin, Pin, Section, parse
 from trainyard.spec.model import Spec
 
 LOCKED = [spec for spec in [*model.catalogue(), model.load(str(ROOT / "examples/patches"))] if spec.version_known]
@@ -30,12 +31,38 @@ ALL = pytest.mark.parametrize("spec", LOCKED, ids=lambda spec: spec.target)
 TOOLS = [*ROOT.glob("images/*.lock"), *ROOT.glob("scripts/**/requirements.lock")]
 
 
-@pytest.mark.parametrize("path", [*TOOLS, *(spec.lock_file for spec in LOCKED)], ids=model.relative)
+@pytest.mark.parametrize("path", TOOLS, ids=model.relative)
 def test_every_entry_is_hash_pinned_and_names_no_host(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert parse(text)
     assert "://" not in text
     assert "--index" not in text and "--find-links" not in text
+
+
+@ALL
+def test_packaging_selects_what_each_platform_installs(spec: Spec) -> None:
+    """The lock is a file of PEP 751, which says nothing of addresses: packaging alone reads it."""
+    text = spec.lock_file.read_text(encoding="utf-8")
+    lock = Pylock.from_dict(tomllib.loads(text))
+    assert is_valid_pylock_path(spec.lock_file) and "://" not in text
+    for one in model.each_platform(spec):
+        environment = {**markers.environment(one.python_version, one.architecture.machine)}
+        chosen = lock.select(environment=environment, tags=pylocks.tags(one.python_version, one.arch))
+        files = {(package.name, str(package.version)): file for package, file in chosen}
+        pins = {(pin.name, pin.version): pin for pin in [*one.locked().framework, *one.locked().requirements]}
+        assert files.keys() == pins.keys()
+        for name, file in files.items():
+            assert isinstance(file, PackageWheel | PackageSdist)
+            assert file.hashes["sha256"] in pins[name].hashes and 0 < (file.size or 0) <= pins[name].size
+            assert file.path == file.filename and file.url is None
+
+
+@ALL
+def test_every_file_of_a_lock_is_one_that_some_platform_can_use(spec: Spec) -> None:
+    lock = Pylock.from_dict(tomllib.loads(spec.lock_file.read_text(encoding="utf-8")))
+    files = {file.hashes["sha256"] for one in lock.packages for file in [*(one.wheels or ()), one.sdist] if file}
+    pins = [pin for one in model.each_platform(spec) for pin in [*one.locked().framework, *one.locked().requirements]]
+    assert files == {sha for pin in pins for sha in pin.hashes}
 
 
 @ALL
@@ -51,8 +78,8 @@ def test_every_platform_is_locked_and_every_entry_has_the_size_of_its_file(spec:
 
 @ALL
 def test_a_lock_is_read_as_it_is_written(spec: Spec) -> None:
-    assert isinstance(spec.lock, Lock)
-    assert spec.lock_file.read_text(encoding="utf-8") == spec.lock.text()
+    text = spec.lock_file.read_text(encoding="utf-8")
+    assert pylocks.loads(text, "trainyard lock").text() == text
 
 
 def test_the_lock_of_an_image_that_extends_a_target_marks_what_the_target_lacks() -> None:
@@ -120,7 +147,8 @@ def test_a_damaged_entry_is_one_line(tmp_path: Path, entry: str) -> None:
     pin = Pin("z", "1", (C,), 9).text()
     path = tmp_path / "mine" / locks.FILE
     path.parent.mkdir()
-    locks.write(path, Lock({Section("amd64", "framework"): pin, Section("amd64", "requirements"): f"{entry}\n"}))
+    sections = {Section("amd64", "framework"): pin, Section("amd64", "requirements"): f"{entry}\n"}
+    locks.write(path, Lock(sections, origin=Origin("0.1", "0" * 8, "tf-cpu", "debian:13", "0" * 64)))
     damaged = locks.read(path, "trainyard lock mine")
     assert isinstance(damaged, locks.Unreadable) and "\n" not in damaged.reason
     words = "conflicts of a merge" if entry.startswith("<<<") else "not a hash-pinned requirement: "
@@ -130,8 +158,8 @@ def test_a_damaged_entry_is_one_line(tmp_path: Path, entry: str) -> None:
 
 def wheel_of(package: str, digest: str, size: int | None) -> str:
     """An entry of the wheels of a pylock.toml."""
-    known = "" if size is None else f"size = {size}, "
-    return f'{{ url = "https://host/{package}-1-py3-none-any.whl", {known}hashes = {{ sha256 = "{digest}" }} }}'
+    known, stem = "" if size is None else f"size = {size}, ", package.replace("-", "_")
+    return f'{{ url = "https://host/{stem}-1-py3-none-any.whl", {known}hashes = {{ sha256 = "{digest}" }} }}'
 
 
 def pylock(packages: dict[str, list[tuple[str, int | None]]], key: str = "wheels") -> str:
@@ -221,7 +249,7 @@ def test_locks_of_the_installed_package_are_refused_before_any_work(
     monkeypatch.setattr(resolver.Project, "_compiled", started)
     monkeypatch.setattr(base_image, "resolve", started)
     monkeypatch.setattr(settings, "CHECKOUT", None)
-    with pytest.raises(UserError, match=rf"images/{target}/trainyard\.lock is part of the installed package"):
+    with pytest.raises(UserError, match=rf"images/{target}/pylock\.toml is part of the installed package"):
         target_lock.lock(model.load(target))
 
 
@@ -249,7 +277,7 @@ def test_an_index_that_is_not_locked_says_what_to_run() -> None:
     with pytest.raises(UserError) as error:
         model.load("cpu").locked("other")
     assert str(error.value) == (
-        "images/cpu/trainyard.lock: nothing for linux/amd64 and index other: run 'trainyard lock cpu'"
+        "images/cpu/pylock.toml: nothing for linux/amd64 and index other: run 'trainyard lock cpu'"
     )
 
 
@@ -293,13 +321,9 @@ def test_the_lock_of_trainyard_itself_keeps_its_versions(
     assert given[1].options == {"constraint-dependencies": ["requests==1"]}, "the same versions"
 
 
-def resolved(project: resolver.Project) -> dict[str, str]:
+def resolved(project: resolver.Project) -> list[Package]:
     """Resolve as uv would, if it had these two packages alone."""
-    pins = [
-        Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 9),
-        *([Pin("a", "3", ("0" * 64,), 9)] if "a==1" in project.lines else []),
-    ]
-    return {pin.name: pin.text() for pin in pins}
+    return packages(pylock({"tensorflow-cpu": [(A, 9)], **({"a": [(B, 9)]} if "a==1" in project.lines else {})}))
 
 
 SMALL = (
@@ -316,19 +340,19 @@ def test_a_lock_is_written_with_the_dockerfile_that_has_it(
 ) -> None:
     folder = Path(write_locked_spec(SMALL))
 
-    monkeypatch.setattr(resolver.Project, "entries", resolved)
+    monkeypatch.setattr(resolver.Project, "locked", resolved)
     status, out, err = trainyard("lock", str(folder), "--json")
     assert status == 0, err
     text = (folder / "Dockerfile").read_text(encoding="utf-8")
-    assert "\na==3 \\\n" in text and "a==1" not in text
-    assert [Path(one).name for one in json.loads(out)["written"]] == ["trainyard.lock", "Dockerfile"]
+    assert f"\na==1 \\\n    --hash=sha256:{B}\n" in text and "0" * 64 not in text
+    assert [Path(one).name for one in json.loads(out)["written"]] == ["pylock.toml", "Dockerfile"]
 
 
 @pytest.mark.parametrize(
     ("platforms", "names"),
     [
-        ("", ["trainyard.lock", "Dockerfile"]),
-        ("platforms: [linux/amd64, linux/arm64]\n", ["trainyard.lock", "Dockerfile", "Dockerfile.arm64"]),
+        ("", ["pylock.toml", "Dockerfile"]),
+        ("platforms: [linux/amd64, linux/arm64]\n", ["pylock.toml", "Dockerfile", "Dockerfile.arm64"]),
     ],
 )
 @pytest.mark.parametrize("arch", ["arm64", "amd64"])
@@ -342,7 +366,7 @@ def test_all_platforms_are_locked_whatever_arch_is(
 ) -> None:
     folder = Path(write_locked_spec(SMALL + platforms))
 
-    monkeypatch.setattr(resolver.Project, "entries", resolved)
+    monkeypatch.setattr(resolver.Project, "locked", resolved)
     status, out, err = trainyard("lock", str(folder), "--json", ARCH=arch)
     assert status == 0, err
     assert sorted(Path(one).name for one in json.loads(out)["written"]) == sorted(names)
@@ -361,14 +385,14 @@ def test_sizes_that_no_index_gives_are_a_warning(capsys: pytest.CaptureFixture[s
     )
 
 
-@pytest.mark.parametrize("words", [("tf-cpu", "--upgrade"), ("scripts", "--check"), ("scripts", "-P", "uv")])
+@pytest.mark.parametrize("words", [("uv", "--upgrade"), ("scripts", "--check"), ("scripts", "-P", "uv")])
 def test_options_for_other_locks_are_refused(
     words: tuple[str, ...], trainyard: Callable[..., tuple[int, str, str]]
 ) -> None:
     status, _, err = trainyard("lock", *words)
     assert status == 2
     assert err.count("\n") == 1
-    assert "for the lock of a trainyard.yaml" in err
+    assert "for the locks of images" in err
 
 
 def test_a_lock_that_cannot_be_written_leaves_no_other_file(tmp_path: Path) -> None:
@@ -385,4 +409,4 @@ def test_a_framework_that_its_target_no_longer_has_is_reported(write_spec: Calla
     assert check._locks([spec.with_lock(Lock(same))]) == []
     other = same | {Section("amd64", "framework"): Pin("tensorflow-cpu", "2.21.0", (A,), 9).text()}
     (line,) = check._locks([spec.with_lock(Lock(other))])
-    assert "mine/trainyard.lock: not the framework of images/tf-cpu: run '" in line and "trainyard lock mine'" in line
+    assert "mine/pylock.toml: not the framework of images/tf-cpu: run '" in line and "trainyard lock mine'" in line

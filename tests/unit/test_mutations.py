@@ -25,7 +25,7 @@ from tests.mutations.plan import Source
 from tests.mutations.report import Foreign, Results, Row
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.spec import lock
+from trainyard.spec import pylock
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import load
 
@@ -125,7 +125,7 @@ def image(tmp_path: Path) -> SavedImage:
 def source(image: SavedImage, tmp_path: Path) -> Source:
     folder = tmp_path / "mine"
     folder.mkdir()
-    text = "".join(f"{name}==1.2.3 \\\n    --hash=sha256:{'0' * 64}  # 5 bytes\n" for name in ("numpy", "keras"))
+    text = "".join(f"{name}==1.2.3 \\\n    --hash=sha256:{'0' * 64}  # 5 bytes\n" for name in ("keras", "numpy"))
     section = Section("amd64", "framework")
     return Source(image, folder, Lock({section: text, Section("amd64", "requirements"): ""}), (section,))
 
@@ -323,7 +323,7 @@ def test_a_fault_in_a_lock_changes_one_entry_of_it(source: Source, tmp_path: Pat
             assert any(line.startswith(other) for line in old if line in new)
             assert new != old
     folder = locks.copied(source.folder, tmp_path / "copy", fault)
-    assert folder.name == "mine" and lock.read(folder / lock.FILE, "") == fault.content != source.lock
+    assert folder.name == "mine" and pylock.read(folder, "") == fault.content != source.lock
 
 
 def test_only_the_locks_of_the_index_of_an_image_are_changed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image, facts, fallback, plan, target_lock
 from trainyard.release import batch, publish
-from trainyard.spec import framework, model
-from trainyard.spec import lock as locks
-from trainyard.spec.lock import Lock
+from trainyard.spec import framework, model, pylock
 from trainyard.spec.model import Spec
 
 SPEC = """\
@@ -60,11 +57,6 @@ def locked(folder: str) -> Spec:
     return model.load(folder)
 
 
-def content(spec: Spec) -> Lock:
-    assert isinstance(spec.lock, Lock)
-    return spec.lock
-
-
 def test_a_package_without_a_version_is_locked_in_its_newest_pre_release(
     index: PackageIndex, write_spec: Write
 ) -> None:
@@ -101,7 +93,8 @@ def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec
     today = datetime.datetime.now(tz=datetime.UTC).date()
     assert abs(datetime.datetime.strptime(spec.day, "%Y%m%d").date() - today) <= datetime.timedelta(days=1)
     (spec.folder / "Dockerfile").touch()
-    locks.write(spec.lock_file, dataclasses.replace(content(spec), day="20261026"))
+    contents = {name: dataclasses.replace(one, day="20261026") for name, one in target_lock.read(spec).items()}
+    target_lock.write(spec, contents)
     made = plan.make_plan(
         model.load(str(spec.folder)), index="default", index_url="", base="b", base_digest="", notes=()
     )
@@ -141,14 +134,22 @@ def test_the_packages_of_all_platforms_have_the_versions_of_the_first(index: Pac
     assert versions == ["2.23.0.dev20261028"] * 2
 
 
-def test_a_nightly_that_one_platform_does_not_have_is_one_line(
+TWO = SPEC.replace("nightly: true", "nightly: true\nplatforms: [linux/amd64, linux/arm64]")
+
+
+def test_a_nightly_that_one_platform_does_not_have_is_not_taken(index: PackageIndex, write_spec: Write) -> None:
+    index.add(wheel("tf-nightly", "2.23.0.dev20261028", tag="cp313-cp313-manylinux_2_27_x86_64"))
+    assert locked(write_spec(TWO)).version == "2.23.0.dev20261026"
+
+
+def test_a_version_that_one_platform_does_not_have_is_one_line(
     index: PackageIndex, write_spec: Write, trainyard: Callable[..., Result]
 ) -> None:
     index.add(wheel("tf-nightly", "2.23.0.dev20261028", tag="cp313-cp313-manylinux_2_27_x86_64"))
-    folder = write_spec(SPEC.replace("nightly: true", "nightly: true\nplatforms: [linux/amd64, linux/arm64]"))
-    status, _, err = trainyard("lock", folder)
-    assert status == 1 and err.count("\n") == 1
-    assert "tf-nightly==2.23.0.dev20261028" in err and "aarch64" in err
+    status, _, err = trainyard("lock", write_spec(TWO.replace("[tf-nightly]", '["tf-nightly>=2.23.0.dev20261028"]')))
+    assert status == 1 and err.strip().endswith(
+        "cannot lock mine: tf-nightly 2.23.0.dev20261028 has no file for linux/arm64 and Python 3.13 of debian-13"
+    )
 
 
 def test_a_package_without_a_version_is_refused_in_a_spec_that_is_no_nightly(write_spec: Write) -> None:
@@ -167,21 +168,30 @@ def test_a_nightly_that_was_never_locked_says_so(
     folder = write_spec(SPEC)
     status, _, err = trainyard(command, folder)
     assert status == 2 and err.count("\n") == 1
-    assert "mine/trainyard.lock is missing: run 'trainyard lock " in err.replace("make lock TARGET=", "trainyard lock ")
+    assert "mine/pylock.toml is missing: run 'trainyard lock " in err.replace("make lock TARGET=", "trainyard lock ")
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("day: 20", "day: today "), ("[amd64.framework]", "[amd64.nightly]"), ("# checksum: ", "# sum: ")]
+    ("old", "new"),
+    [
+        ('day = "', 'day = "today '),
+        ('lock-version = "1.0"', 'lock-version = "2.0"'),
+        ("sha256 =", "md5 ="),
+        ("[[packages]]", "[[package]]"),
+        ("name = ", "named = "),
+        ('requires-python = "==3.13.*"', 'requires-python = ">=3.13"'),
+        ("[[packages]]", "[[packages"),
+        ("# checksum: ", "# sum: "),
+    ],
 )
 def test_a_damaged_lock_is_one_line(index: PackageIndex, write_spec: Write, old: str, new: str) -> None:
     spec = locked(write_spec(SPEC))
     text = spec.lock_file.read_text(encoding="utf-8").replace(old, new)
-    body = text.partition("\n\n")[2]
-    checksum = hashlib.sha256(f"\n{body}".encode()).hexdigest()
-    spec.lock_file.write_text(re.sub("checksum: .*", f"checksum: {checksum}", text), encoding="utf-8")
+    again = pylock.with_checksum(text.partition("\n\n")[2])
+    spec.lock_file.write_text(text if old.startswith("#") else again, encoding="utf-8")
     damaged = model.load(str(spec.folder))
     assert not damaged.version_known
-    with pytest.raises(UserError, match=r"mine/trainyard\.lock: .*run 'trainyard lock mine'") as error:
+    with pytest.raises(UserError, match=r"mine/pylock\.toml: .*run 'trainyard lock mine'") as error:
         damaged.locked()
     assert "\n" not in str(error.value)
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import target_locks
 
 from trainyard import cli
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile as render
 from trainyard.project import generated
-from trainyard.spec import lock as locks
 from trainyard.spec import model, naming
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.lock import Lock, Pin, Section
@@ -71,9 +71,10 @@ def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path)
     content = model.load(str(copied)).lock
     assert isinstance(content, Lock)
     section = Section("amd64", "requirements")
-    locks.write(copied / locks.FILE, Lock({**content.sections, section: content.sections[section] + "# changed\n"}))
+    changed = content.sections[section] + Pin("more", "1", ("0" * 64,), 5_000).text()
+    target_locks.write(copied, Lock({**content.sections, section: changed}), "3.13")
     assert content_hash(model.load(str(copied)), "default", "base") != of_copy
-    assert changed_inputs(model.load(str(copied)), "default", before) == ("trainyard.lock [requirements]",)
+    assert changed_inputs(model.load(str(copied)), "default", before) == ("pylock.toml [requirements]",)
     assert changed_inputs(model.load(str(copied)), "default", {}) == ()
 
 
@@ -230,7 +231,7 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
         Section("amd64", "framework", "pytorch-cpu"): Pin("torch", "2.15.0+cpu", ("2" * 64,), 200_000_000).text(),
         Section("amd64", "requirements", "pytorch-cpu"): requirements,
     }
-    locks.write(loaded.lock_file, Lock(sections))
+    target_locks.write(folder, Lock(sections))
     loaded = model.load(str(folder))
     default, cpu = render.rendered(loaded).items()
     assert (default[0].name, cpu[0].name) == ("Dockerfile", "Dockerfile.pytorch-cpu")

@@ -10,9 +10,8 @@ import pytest
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, facts, plan
-from trainyard.spec import architectures, catalog, model, naming
-from trainyard.spec import lock as locks
+from trainyard.image import dockerfile, facts
+from trainyard.spec import architectures, catalog, model, naming, pylock
 from trainyard.spec.lock import Lock, Section
 
 WriteSpec = Callable[..., str]
@@ -320,13 +319,13 @@ def test_the_dockerfile_of_a_nightly_does_not_depend_on_the_versions_in_the_base
 
 def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Spec], Path]) -> None:
     folder = inspect_base(model.load("xla-nightly"))
-    content = model.load(str(folder)).lock
-    assert isinstance(content, Lock)
-    locks.write(folder / locks.FILE, Lock({**content.sections, Section("amd64", "base"): '{"packages": {}}\n'}))
+    path = folder / pylock.FILE
+    body = path.read_text(encoding="utf-8").partition("\n\n")[2].replace('site = "', 'sites = "')
+    path.write_text(pylock.with_checksum(body), encoding="utf-8")
     damaged = model.load(str(folder))
     assert not damaged.version_known
     with pytest.raises(
-        UserError, match=r"trainyard\.lock: written by another version .* run 'trainyard lock xla-nightly' again"
+        UserError, match=r"pylock\.toml: written by another version .* run 'trainyard lock xla-nightly' again"
     ):
         damaged.locked()
 
@@ -340,9 +339,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(settings, "CHECKOUT", None)
     monkeypatch.setattr(settings, "PACKAGE", tmp_path)
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    plan._build_facts.cache_clear()
+    facts._build_facts.cache_clear()
     yield tmp_path
-    plan._build_facts.cache_clear()
+    facts._build_facts.cache_clear()
 
 
 def test_an_installed_package_has_the_commit_that_it_was_built_from(installed: Path) -> None:
@@ -380,14 +379,14 @@ def extending(folder: Path) -> model.Spec:
     child = folder.parent / "child"
     child.mkdir()
     (child / "image.yaml").write_text(f"extends: {folder}/\nsummary: With one more variable\nenvironment: {{A: b}}\n")
-    (child / locks.FILE).write_bytes((folder / locks.FILE).read_bytes())
+    (child / pylock.FILE).write_bytes((folder / pylock.FILE).read_bytes())
     return model.load(str(child))
 
 
 def version(folder: Path) -> model.Spec:
     (folder / "2.20").mkdir()
     (folder / "2.20" / "version.yaml").write_text("packages: [tensorflow-cpu==2.20.0]\n", encoding="utf-8")
-    (folder / "2.20" / locks.FILE).write_bytes((folder / locks.FILE).read_bytes())
+    (folder / "2.20" / pylock.FILE).write_bytes((folder / pylock.FILE).read_bytes())
     return model.load(str(folder / "2.20"))
 
 

@@ -18,7 +18,7 @@ def test_a_version_has_other_packages_and_everything_else_of_its_target() -> Non
     target, version = model.load("gpu", "amd64"), model.load("gpu-2.7", "amd64")
     assert version.packages == ["torch==2.7.1", "torchvision==0.22.1"]
     assert version.locked().versions["torch"] == "2.7.1"
-    assert version.lock_file == target.folder / "2.7" / "trainyard.lock"
+    assert version.lock_file == target.folder / "2.7" / "pylock.toml"
     assert version.dockerfile() == target.folder / "2.7" / "Dockerfile"
     same = ("accelerator", "trainers", "requirements", "smoke", "budget", "system", "environment")
     assert all(getattr(version, name) == getattr(target, name) for name in same)

@@ -24,9 +24,10 @@ from trainyard.release.advisories import Advisory, Snapshot
 from trainyard.release.trials import Bounds, Measured, Trials
 from trainyard.release.update import GROUPS, Result, Step, Update
 from trainyard.spec import lock as locks
-from trainyard.spec import model
+from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.pylock import Content
 from trainyard.spec.workspace import SmokeRun
 
 TARGET = model.load("tf-cpu", "amd64")
@@ -366,16 +367,19 @@ def test_a_target_of_the_catalogue_keeps_its_pins(
     index.add(*(wheel(name, version) for name, version in for_arm.items()))
     every = tuple(name for name in TARGET.locked().versions if not name.startswith("tensorflow") and name != "gcsfs")
     index.add(wheel("gcsfs", for_arm["gcsfs"], every), wheel("numpy", "99.0"), wheel("aiosignal", "99.0"))
-    written: list[Lock] = []
-    monkeypatch.setattr(target_lock, "write", lambda spec, lock: written.append(lock) or (spec, []))
+    written: list[Mapping[str, Content]] = []
+    monkeypatch.setattr(target_lock, "write", lambda spec, contents: written.append(contents) or (spec, []))
     spec = model.load("tf-cpu", "amd64")
     started = updating(spec, Images())
-    assert started.name.endswith("images/tf-cpu/trainyard.lock")
+    assert started.name.endswith("images/tf-cpu/pylock.toml")
     result = started.run(["patch", "minor", "major", "framework"])
     assert shown(result) == {"major": [f"aiosignal {spec.locked().versions['aiosignal']} -> 99.0"]}
     assert any(line.startswith("numpy ") and "tf-cpu" in line for line in result.behind)
     update.write(spec, started.lock)
-    assert written[0].origin is None and ", added" not in written[0].text()
+    locked = pylock.of_contents(written[0])
+    for arch in ("amd64", "arm64"):
+        new, old = locked.of(arch), started.lock.of(arch)
+        assert new and old and new.versions == old.versions and not any(pin.added for pin in new.requirements)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile, plan, repository_lock, resolver
 from trainyard.spec import lock as locks
-from trainyard.spec import model
+from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock, Pin, Section, parse
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import indexes
@@ -116,10 +116,10 @@ Catalogue = Callable[..., None]
 def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) -> Catalogue:
     """Lock a target's requirements, and other versions and packages, with the files of ``index``."""
     known: dict[Path, Lock] = {}
-    real = locks.read
+    real = pylock.read
 
-    def read(path: Path, command: str, *, of_repository: bool = False) -> Lock | locks.Unreadable:
-        return known[path] if path in known else real(path, command, of_repository=of_repository)
+    def read(folder: Path, command: str) -> Lock | locks.Unreadable:
+        return known[folder] if folder in known else real(folder, command)
 
     def locked(target: str = "tf-cpu", **other: str) -> None:
         spec, pins = model.load(target, "amd64"), []
@@ -127,12 +127,12 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageInd
             file, data = wheel(name, version)
             index.add((file, data))
             pins.append(Pin(name, version, (hashlib.sha256(data).hexdigest(),), len(data)))
-        content = real(spec.lock_file, "")
+        content = real(spec.folder, "")
         assert isinstance(content, Lock)
         requirements = "".join(pin.text() for pin in pins)
-        known[spec.lock_file] = Lock({**content.sections, Section("amd64", "requirements"): requirements})
+        known[spec.folder] = Lock({**content.sections, Section("amd64", "requirements"): requirements})
 
-    monkeypatch.setattr(locks, "read", read)
+    monkeypatch.setattr(pylock, "read", read)
     locked()
     return locked
 
@@ -770,9 +770,8 @@ def test_a_source_distribution_with_other_bytes_than_its_index_lists_is_not_lock
     index.claimed["slow-2.0.tar.gz"] = "ab" * 32
     with pytest.raises(StepFailed) as error:
         relock(write("slow\n", more))
-    made = hashlib.sha256(body).hexdigest()
-    expected = f"slow-2.0.tar.gz has the SHA-256 {made}, and its index says {'ab' * 32}: ask those who run the index"
-    assert str(error.value) == expected
+    text = str(error.value)
+    assert "slow" in text and hashlib.sha256(body).hexdigest() in text and "ab" * 32 in text and "\n" not in text
     assert not (tmp_path / "ran").exists()
 
 
@@ -1025,5 +1024,5 @@ def test_the_command_writes_and_reports_the_lock(write: Write, trainyard: Callab
     write("einops\ntqdm\n")
     status, out, err = trainyard("lock", "--check")
     assert (status, out) == (1, "") and "needs to be updated" in err
-    status, _, err = trainyard("lock", "tf-cpu", "--upgrade")
-    assert status == 2 and "are for the lock of a trainyard.yaml" in err
+    status, _, err = trainyard("lock", "scripts", "--check")
+    assert status == 2 and "are for the locks of images" in err

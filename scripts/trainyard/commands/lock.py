@@ -18,23 +18,34 @@ GROUP = "build"
     "trainyard lock --upgrade-package einops    # the same, with the newest einops",
     "trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest",
     "trainyard lock xla        # the lock of a target, for every package index that answers",
+    "trainyard lock jax --export pylock.jax.toml    # its lock, as 'uv pip sync' and 'pip install -r' read it",
     "trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)",
     "trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil",
 )
 @options.target
-@options.flag("--upgrade", "-U", help="Keep no version of trainyard.lock, or of the lock of scripts.")
+@options.flag("--upgrade", "-U", help="Keep no version of the lock.")
 @options.option("--upgrade-package", "-P", multiple=True, metavar="NAME", help="Take the newest version of a package.")
-@options.flag("--check", help="Write nothing; fail if trainyard.lock would change.")
+@options.flag("--check", help="Write nothing; fail if the lock would change.")
+@options.option(
+    "--export", type=click.Path(path_type=Path, dir_okay=False), metavar="pylock.NAME.toml",
+    help="Lock nothing; write the lock with the addresses of your package index to this file.",
+)  # fmt: skip
 @options.no_build
 @options.json_output
 @click.pass_obj
 def command(
-    context: Context, target: str | None, upgrade: bool, upgrade_package: tuple[str, ...], check: bool, as_json: bool
+    context: Context,
+    target: str | None,
+    upgrade: bool,
+    upgrade_package: tuple[str, ...],
+    check: bool,
+    export: Path | None,
+    as_json: bool,
 ) -> None:
-    """Resolve TARGET's packages for its Python and platforms; write trainyard.lock and Dockerfiles; commit them.
+    """Resolve TARGET's packages for its Python and platforms; write pylock.toml and Dockerfiles; commit them.
 
-    Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. Its versions
-    are kept where the requirements allow it.
+    Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. The versions
+    of a lock are kept until something needs another one.
 
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded. The packages
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
@@ -48,19 +59,27 @@ def command(
     architectures.use_all()
     spec = None if target in ("scripts", *tool_locks.TOOLS) else model.load(target, context=context)
     written: list[Path] = []
+    if export:
+        if spec is None:
+            raise errors.UserError("'--export' is for the lock of an image")
+        target_lock.export(spec, export)
+        console.say(f"wrote {relative(export)}")
+        return console.result({"written": [relative(export)]}, as_json=as_json)
     if isinstance(spec, model.RepositorySpec):
         spec = build_backends.asked(spec)
         workspace_check.require(spec)
         before = spec.lock
         spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         written = [] if spec.lock == before else [spec.lock_file]
+    elif spec is not None:
+        contents = target_lock.resolve(spec, upgrade=upgrade, upgrade_packages=upgrade_package)
+        if check and target_lock.changed(spec, contents):
+            raise errors.StepFailed(f"{relative(spec.lock_file)} is out of date: run '{spec.command('lock')}'")
+        spec, written = target_lock.write(spec, contents)
     elif upgrade_package or check or (upgrade and target != "scripts"):
         raise errors.UserError(
-            "--upgrade, --upgrade-package and --check are for the lock of a trainyard.yaml, and --upgrade for 'scripts'"
+            "--upgrade-package and --check are for the locks of images, --upgrade also for 'scripts'"
         )
-    elif spec is not None:
-        spec, rendered = target_lock.lock(spec)
-        written = [spec.lock_file, *rendered]
     else:
         scripts = target == "scripts"
         written = (
@@ -74,6 +93,7 @@ def command(
         if len(platforms) > 1:
             counts = [f"{count} for {one.platform}" for count, one in zip(counts, platforms, strict=True)]
         console.say(f"{relative(spec.lock_file)}: {', '.join(counts)}{'' if written else ', up to date'}")
-        for path in written[1:]:
-            console.say(f"wrote {relative(path)}")
+        for path in written:
+            if path != spec.lock_file:
+                console.say(f"wrote {relative(path)}")
     console.result({"written": [relative(path) for path in written]}, as_json=as_json)

@@ -13,7 +13,6 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.recipe import DIGEST
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.lock import FILE
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME
 from trainyard.spec.repository_files import leads_out
@@ -105,7 +104,8 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
         paths += _files(spec.own_trainers)
     if spec.has_code:
         paths.append(spec.build_folder / "code.tar")
-    sections = {f"{FILE} [{kind}]": text.encode() for kind, text in sorted(spec.locked(index).texts.items())}
+    texts = sorted(spec.locked(index).texts.items())
+    sections = {f"{spec.lock_file.name} [{kind}]": text.encode() for kind, text in texts}
     files = {_input_name(spec, path): path.read_bytes() for path in paths}
     return {name: hashlib.sha256(content).hexdigest() for name, content in (files | sections).items()}
 

@@ -171,8 +171,8 @@ def _completed(spec: Spec, reason: str, add: Callable[..., tuple[Spec, list[Path
     if isinstance(spec, RepositorySpec):
         return spec
     logger.info(reason)
-    spec, rendered = add(spec, *what)
-    for path in [spec.lock_file, *rendered]:
+    spec, written = add(spec, *what)
+    for path in written:
         logger.info(f"wrote {relative(path)}")
     return spec
 

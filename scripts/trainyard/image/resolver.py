@@ -6,8 +6,8 @@ only what a project names, and the variables of :data:`_VARIABLES`, can change a
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +17,7 @@ import tomllib
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from email.parser import HeaderParser
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict
 from trainyard.spec.lock import Pin, parse
 from trainyard.spec.model import Spec
+from trainyard.spec.pylock import FILE, value
 from trainyard.workspace import indexes, source_distributions
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import without_credentials
@@ -48,7 +50,8 @@ _PINS = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-u
 
 #: Options of ``uv pip compile`` that list files with sizes and hashes:
 #: https://packaging.python.org/en/latest/specifications/pylock-toml/
-_FILES = ("--no-deps", "--format", "pylock.toml", "--output-file", "pylock.toml")
+_LOCKED = ("--format", "pylock.toml", "--output-file", FILE)
+_FILES = ("--no-deps", *_LOCKED)
 
 #: The variables with which uv finds credentials, its cache and interpreters:
 #: https://docs.astral.sh/uv/reference/environment/
@@ -58,26 +61,24 @@ _VARIABLES = re.compile(
 )
 
 
-#: What uv prints if it cannot write to its cache, which is below the home directory by default:
-#: https://docs.astral.sh/uv/concepts/cache/#cache-directory
-_CACHE = re.compile(r"Failed to initialize cache at `(.*?)`")
-
-
-#: What uv prints of a source distribution whose requirements only a build would tell.
-_UNTOLD = re.compile(r"Failed to (?:build|download and build) `([^`=\s]+)==([^`\s]+)`")
+#: The folder in which the Python of :func:`_python` leaves the PKG-INFO of a source distribution.
+_UNTOLD = "TRAINYARD_UNTOLD"
 
 
 @cache
 def _python() -> tempfile.TemporaryDirectory[str]:
     """Make an environment whose Python answers uv's own questions (``-I``) and runs nothing else, no build backend.
 
+    It is started in the folder of a source distribution whose requirements only a build would tell, and says which.
     With ``--no-build``, uv takes another version; this goes when it reads source distributions with that:
     https://github.com/astral-sh/uv/issues/9779.
     """
     folder = tempfile.TemporaryDirectory(prefix="trainyard-python-")
     venv.create(folder.name, symlinks=True)
     packages = sysconfig.get_path("purelib", "venv", {"base": folder.name})
-    Path(packages, "no_builds.pth").write_text("import sys; sys.flags.isolated or sys.exit(1)\n", encoding="utf-8")
+    told = f"shutil.copy('PKG-INFO', os.environ['{_UNTOLD}'])"
+    line = f"import os, shutil, sys; sys.flags.isolated or ({told}, sys.exit(1))\n"
+    Path(packages, "no_builds.pth").write_text(line, encoding="utf-8")
     return folder
 
 
@@ -105,7 +106,9 @@ class Project:
         platform: uv's name of the platform that wheels must run on.
         options: settings by their names in uv's ``[tool.uv]``.
         indexes: package indexes, whose credentials uv gets in variables.
-        preferred: pins, of which uv keeps the versions, and the hashes that they have, if the requirements allow it.
+        preferred: pins, of which uv keeps the versions, and the hashes that they have, if the requirements allow it; a
+            PEP 751 file if there are ``environments``.
+        environments: markers of the environments that uv resolves for at once; empty: for ``platform`` alone.
     """
 
     target: str
@@ -116,6 +119,7 @@ class Project:
     options: Mapping[str, Any] = field(default_factory=dict)
     indexes: Sequence[Index] = ()
     preferred: str = ""
+    environments: Sequence[str] = ()
 
     def entries(self) -> dict[str, str]:
         """Return canonical name -> entry of everything that the requirements need.
@@ -152,6 +156,14 @@ class Project:
         if done.returncode:
             raise Failed(self.target, without_credentials(done.stderr))
 
+    def locked(self) -> list[Package]:
+        """Return everything that the requirements need in one of the environments, with all files.
+
+        Raises:
+            Failed: uv found no solution, or failed.
+        """
+        return list(Pylock.from_dict(tomllib.loads(self._compiled(_LOCKED))).packages)
+
     def sized(self, text: str) -> str:
         """Return the entries of a section with sizes; see :func:`with_sizes`."""
         return with_sizes(text, lambda pins: replace(self, lines=pins, preferred="").files())
@@ -184,24 +196,21 @@ class Project:
             here = Path(folder)
             self._write(here)
             command = [*settings.UV, "pip", "compile", "--quiet", "pyproject.toml", *arguments]
-            command += ["--python-version", self.python, "--python-platform", self.platform]
+            command += ["--python-version", self.python]
+            command += ["--universal"] if self.environments else ["--python-platform", self.platform]
             command += ["--python", f"{_python().name}/bin/python", "--no-build-isolation"]
             if self.offline:
                 command.append("--offline")
-            done = subprocess.run(
-                command, cwd=here, env=self._environment(here), capture_output=True, text=True, check=False
-            )
-            if match := _CACHE.search(done.stderr):
-                raise UserError(
-                    f"{match[1]}, where uv keeps what it downloads, cannot be written: set 'UV_CACHE_DIR=<folder>'"
-                )
-            untold = _UNTOLD.search(done.stderr)
+            environment = self._environment(here)
+            done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                return (here / arguments[-1]).read_text(encoding="utf-8")
+            untold = _pkg_info(here / "untold" / "PKG-INFO")
             told = [(one.get("name"), one.get("version")) for one in self.options.get("dependency-metadata", [])]
-            if untold and untold.groups() not in told and "--no-deps" not in arguments:
-                return self._told(*untold.groups())._compiled(arguments)
-            if done.returncode:
-                raise Failed(self.target, without_credentials(done.stderr))
-            return (here / arguments[-1]).read_text(encoding="utf-8")
+            if untold and untold not in told and "--no-deps" not in arguments:
+                return self._told(*untold)._compiled(arguments)
+            _check_cache(environment)
+            raise Failed(self.target, without_credentials(done.stderr))
 
     @cached_property
     def _index_tables(self) -> list[dict[str, Any]]:
@@ -214,21 +223,31 @@ class Project:
 
     def _write(self, folder: Path) -> None:
         """Write the pyproject.toml, the uv.toml that replaces those of this machine, and the preferred pins."""
-        settled = {key: value for key, value in {**self.options, "index": self._index_tables}.items() if value}
-        rows = [f"{key} = {_value(value)}" for key, value in settled.items() if key != "sources"]
-        (folder / "uv.toml").write_text("\n".join([*rows, ""]), encoding="utf-8")
-        head = ["[project]", f'name = "{NAME}"', 'version = "0"', f"dependencies = {_value(list(self.lines))}"]
-        rows = [f"{key} = {_value(value)}" for key, value in settled.items() if key in ("index", "sources")]
+        settled = {key: of for key, of in {**self.options, "index": self._index_tables}.items() if of}
+        # uv reads the environments of a project alone, and no settings of a project beside a uv.toml that is named.
+        settled |= {"environments": list(self.environments)} if self.environments else {}
+        in_project = (*settled,) if self.environments else ("index", "sources")
+        rows = [f"{key} = {value(of)}" for key, of in settled.items() if key != "sources" and not self.environments]
+        (folder / "uv").mkdir()
+        (folder / "uv" / "uv.toml").write_text("\n".join([*rows, ""]), encoding="utf-8")
+        head = ["[project]", f'name = "{NAME}"', 'version = "0"', f"dependencies = {value(list(self.lines))}"]
+        rows = [f"{key} = {value(of)}" for key, of in settled.items() if key in in_project]
         (folder / "pyproject.toml").write_text("\n".join([*head, "[tool.uv]", *rows, ""]), encoding="utf-8")
-        # uv keeps the versions of its output file if it can.
-        (folder / _PINS[-1]).write_text(self.preferred, encoding="utf-8")
+        if self.preferred:  # uv keeps the versions of its output file if it can
+            (folder / (FILE if self.environments else _PINS[-1])).write_text(self.preferred, encoding="utf-8")
+        (folder / "untold").mkdir()
 
     def _environment(self, folder: Path) -> dict[str, str]:
         given = settings.environment()
         environment = {
             name: value for name, value in given.items() if not name.startswith("UV_") or _VARIABLES.fullmatch(name)
         }
-        environment |= {"UV_CONFIG_FILE": str(folder / "uv.toml")} | indexes.environment(self.indexes)
+        if self.environments:  # https://docs.astral.sh/uv/concepts/configuration-files/
+            environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"), str(folder))
+        else:
+            environment["UV_CONFIG_FILE"] = str(folder / "uv" / "uv.toml")
+        environment[_UNTOLD] = str(folder / "untold")
+        environment |= indexes.environment(self.indexes)
         # uv's own CA certificates lack those of networks that inspect TLS.
         bundle = settings.ca_bundle()
         environment |= {"SSL_CERT_FILE": str(bundle)} if bundle else {}
@@ -236,13 +255,26 @@ class Project:
         return environment | {"UV_PYTHON_DOWNLOADS": "never"}
 
 
-def _value(value: Any) -> str:
-    """Return a value in TOML, whose strings, numbers and booleans are those of JSON."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return json.dumps(value, default=str)
+def _pkg_info(path: Path) -> tuple[str, str] | None:
+    """Return name and version of a PKG-INFO; None if there is none."""
+    if not path.is_file():
+        return None
+    about = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"), headersonly=True)
+    return canonicalize_name(about.get("Name", "")), about.get("Version", "")
+
+
+def _check_cache(environment: Mapping[str, str]) -> None:
+    """Check that uv can write to its cache: https://docs.astral.sh/uv/concepts/cache/#cache-directory.
+
+    Raises:
+        UserError: it cannot.
+    """
+    command = [*settings.UV, "cache", "dir"]
+    done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
+    folder = Path(done.stdout.strip() or "/")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}, where uv keeps what it downloads, cannot be written: set 'UV_CACHE_DIR=<folder>'")
 
 
 def with_sizes(text: str, files: Callable[[list[str]], list[Package]]) -> str:

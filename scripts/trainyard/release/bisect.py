@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from trainyard.release import culprit, image_packages, mixed_lock
 from trainyard.release.culprit import Changes, Verdict
 from trainyard.release.mixed_lock import Mixture, Side
 from trainyard.spec import lock as locks
-from trainyard.spec import model, state, workspace
+from trainyard.spec import model, pylock, state, workspace
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
@@ -170,9 +170,10 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
         return mixed_lock.of_lock(relative(spec.lock_file), spec.lock, spec.arch)
     path = Path(text)
     if path.is_file():
-        return mixed_lock.of_lock(text, _read(path.read_text(encoding="utf-8", errors="replace"), text), spec.arch)
-    if (committed := _committed(text, spec.folder)) is not None:
-        name = f"{locks.FILE} of {text}"
+        found_lock = _read({path.name: path.read_text(encoding="utf-8", errors="replace")}, text)
+        return mixed_lock.of_lock(text, found_lock, spec.arch)
+    if committed := _committed(text, spec.folder):
+        name = f"{next(iter(committed))} of {text}"
         return mixed_lock.of_lock(name, _read(committed, name), spec.arch)
     try:
         found = image_packages.find(spec.context.engine, text)
@@ -183,23 +184,27 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
     return mixed_lock.of_image(text, found.python, other or side(None, spec), spec)
 
 
-def _read(text: str, name: str) -> Lock:
-    """Return the lock in a text, of a repository or a target."""
-    for of_repository in (True, False):
-        try:
-            return locks.loads(text, "trainyard lock", of_repository=of_repository)
-        except ValueError as error:
-            reason = str(error)
-    raise UserError(f"{name}{reason}")
-
-
-def _committed(revision: str, folder: Path) -> str | None:
-    """Return the lock of a commit of the repository in a folder; None if there is no such commit, or no lock in it."""
+def _read(texts: Mapping[str, str], name: str) -> Lock:
+    """Return the lock in texts, by the names of their files, of a repository or a target."""
     try:
-        done = git.run(folder, "show", "--end-of-options", f"{revision}:./{locks.FILE}")
-    except FileNotFoundError:
-        return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+        if not all(file.endswith(".toml") for file in texts):
+            return locks.loads(next(iter(texts.values())), "trainyard lock")
+        contents = {pylock.index_of(file): pylock.loads(text, "trainyard lock") for file, text in texts.items()}
+        return pylock.of_contents(contents)
+    except ValueError as error:
+        raise UserError(f"{name}{error}") from None
+
+
+def _committed(revision: str, folder: Path) -> dict[str, str]:
+    """Return name -> text of the lock of a repository, or else of a target, that a folder has in a commit."""
+    for names in ([locks.FILE], pylock.file_names()):
+        try:
+            shown = {name: git.run(folder, "show", "--end-of-options", f"{revision}:./{name}") for name in names}
+        except FileNotFoundError:
+            return {}
+        if texts := {name: done.stdout.decode(errors="replace") for name, done in shown.items() if not done.returncode}:
+            return texts
+    return {}
 
 
 #: ``try_(spec, check)``: how a repository fares with the packages of its lock.

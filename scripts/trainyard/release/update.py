@@ -370,11 +370,7 @@ def write(spec: Spec, lock: Lock) -> list[Path]:
     if _is_own(spec):
         locks.write(spec.lock_file, lock)
         return [spec.lock_file]
-    sections = {
-        section: "".join(replace(pin, added=False).text() for pin in locks.parse(text))
-        for section, text in lock.sections.items()
-    }
-    return [spec.lock_file, *target_lock.write(spec, Lock(sections, lock.day))[1]]
+    return target_lock.lock_versions(spec, lock)[1]
 
 
 def proof(spec: Spec, trials: Trials, against: str | None, *, apart: bool) -> Result:

@@ -1,7 +1,8 @@
-"""Read and write ``trainyard.lock``: what an image is made from, for all its platforms and package indexes.
+"""Read and write the ``trainyard.lock`` of a user's repository, which is beside its trainyard.yaml.
 
-A target of the catalogue has it beside image.yaml, a user's repository beside trainyard.yaml. It is text. A header of
-comments says what the sections were resolved from; a section is a requirements file with hashes and without addresses::
+It has what an image is made from, for all its platforms and package indexes, as text; a target of the catalogue has a
+:mod:`trainyard.spec.pylock`. A header of comments says what the sections were resolved from; a section is a
+requirements file with hashes and without addresses::
 
     # Written by 'trainyard lock'. Do not edit.
     # checksum: <SHA-256 of the sections>
@@ -23,8 +24,7 @@ A section's name has its architecture, its kind and, unless that is the default 
 ``compiled``, ``build-requires``
     Source distributions that are compiled for the image, and what they are compiled with.
 
-``day``, in the header, is when ``trainyard lock`` chose the versions of a nightly. The lock of a user's repository also
-says which Trainyard wrote it, and for which target, base and requirements.
+The header also says which Trainyard wrote it, and for which target, base and requirements.
 """
 
 from __future__ import annotations
@@ -259,48 +259,55 @@ def _body(texts: Mapping[str, str]) -> str:
     return "".join(f"\n# [{name}]\n{text}" for name, text in sorted(texts.items()))
 
 
-def read(path: Path, command: str, *, of_repository: bool = False) -> Lock | Unreadable:
+def read(path: Path, command: str) -> Lock | Unreadable:
     """Return a lock, or why it cannot be used.
 
     Args:
         command: what writes the lock, such as ``trainyard lock cpu``.
-        of_repository: whether it is of a user's repository, whose lock has an :class:`Origin`.
     Raises:
         UserError: the file is not text that can be read.
     """
     if not os.path.lexists(path):
         return Unreadable(f"{relative(path)} is missing: run '{command}'", missing=True)
     try:
-        return loads(yaml_source.text(path), command, of_repository=of_repository)
+        return loads(yaml_source.text(path), command)
     except ValueError as error:
         return Unreadable(f"{relative(path)}{error}")
 
 
-def loads(text: str, command: str, *, of_repository: bool = False) -> Lock:
+def check_no_conflict(text: str, command: str) -> None:
+    """Check that a lock has no conflicts of a merge.
+
+    Raises:
+        ValueError: it has; the message goes on after the name of the file.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        if _CONFLICT.match(line):
+            raise ValueError(f":{number}: conflicts of a merge: take one side, then run '{command}'")
+
+
+def loads(text: str, command: str) -> Lock:
     """Return the lock in a text; see :func:`read`.
 
     Raises:
         ValueError: it has conflicts of a merge, or is not as ``trainyard lock`` wrote it; the message goes on after the
             name of the file.
     """
+    check_no_conflict(text, command)
     lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        if _CONFLICT.match(line):
-            raise ValueError(f":{number}: conflicts of a merge: take one side, then run '{command}'")
     start = next((number for number, line in enumerate(lines) if _SECTION.match(line.rstrip("\n"))), len(lines))
     head = (line.removeprefix("# ").strip().partition(": ") for line in lines[:start] if line.startswith("# "))
     facts = {name: value for name, _, value in head}
     version, _, contents = facts.get("trainyard", "").partition(" ")
-    required = ["trainyard", "target", "base", "inputs"] if of_repository else []
-    absent = [name for name in [*required, "checksum"] if not facts.get(name)]
-    if absent or (of_repository and not contents):
+    absent = [name for name in ("trainyard", "target", "base", "inputs", "checksum") if not facts.get(name)]
+    if absent or not contents:
         name = absent[0] if absent else "trainyard"
         raise ValueError(f": no '# {name}:' line, so not a lock: run '{command}'")
     texts = _sections("".join(lines[start:]))
     if hashlib.sha256(_body(texts).encode()).hexdigest() != facts["checksum"]:
         raise ValueError(f": changed since 'trainyard lock' wrote it: restore it, or run '{command}' again")
     named = {name: facts.get(name, "") for name in ("target", "base", "inputs", "framework")}
-    origin = Origin(version, contents, **named) if of_repository else None
+    origin = Origin(version, contents, **named)
     try:
         lock = Lock({_section(name): section for name, section in texts.items()}, facts.get("day", ""), origin)
         _check(lock)

@@ -21,7 +21,7 @@ from ruamel.yaml.comments import CommentedMap
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT
-from trainyard.spec import architectures, framework, gpus, lock, matrix, workspace, yaml_source
+from trainyard.spec import architectures, framework, gpus, lock, matrix, pylock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -153,7 +153,7 @@ class Spec(_Document):
         folder: holds its image.yaml, or a repository's trainyard.yaml.
         workspace: the user's repository; of another image its folder, where nothing is added to the target.
         framework_of: the folder of the target that it extends, if it has the framework of that one.
-        lock: the content of its trainyard.lock, or why that cannot be used.
+        lock: the content of its lock, or why that cannot be used.
         context: of the command that it was loaded for.
         root: the folder whose commit the image has.
         own_labels: those that images of the catalogue lack, or have with another value; the image has no empty one.
@@ -204,8 +204,8 @@ class Spec(_Document):
 
     @property
     def lock_file(self) -> Path:
-        """The path of its trainyard.lock, which may not exist."""
-        return self.folder / lock.FILE
+        """The path of its lock of the default package index, which may not exist."""
+        return self.folder / pylock.FILE
 
     @property
     def kept(self) -> Path:
@@ -469,6 +469,11 @@ class RepositorySpec(Spec):
         return self
 
     @property
+    def lock_file(self) -> Path:
+        """The path of its trainyard.lock, which may not exist."""
+        return self.folder / lock.FILE
+
+    @property
     def build_folder(self) -> Path:
         return self.kept / "build"
 
@@ -656,7 +661,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
-    content = lock.read(path.with_name(lock.FILE), "trainyard lock", of_repository=True)
+    content = lock.read(path.with_name(lock.FILE), "trainyard lock")
     if parent.context.data and not Path(parent.context.data).is_dir():
         raise UserError(f"--data: no folder '{parent.context.data}'")
     described = Workspace(path, document, parent.context.data)
@@ -783,7 +788,7 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
         target=folder.name,
         folder=folder,
         framework_of=framework_of,
-        lock=lock.read(folder / lock.FILE, f"trainyard lock {folder.name}"),
+        lock=pylock.read(folder, f"trainyard lock {folder.name}"),
         workspace=Workspace(path, WorkspaceDocument(extends="", code=[])),
         context=context or Context(),
     )
@@ -807,7 +812,7 @@ def _load_version(folder: Path, context: Context | None) -> Spec:
             "framework": target.framework.model_copy(update={"packages": document.packages}),
             "base": document.base or target.base,
             "platforms": document.platforms or target.platforms,
-            "lock": lock.read(folder / lock.FILE, f"trainyard lock {name}"),
+            "lock": pylock.read(folder, f"trainyard lock {name}"),
             "workspace": replace(target.workspace, file=path),
         }
     )
