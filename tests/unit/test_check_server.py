@@ -112,6 +112,19 @@ def test_a_warning_is_a_note_and_a_generated_name_needs_create(trainyard: Comman
 
 
 @pytest.mark.usefixtures("kubectl")
+def test_a_job_that_exists_is_compared_in_one_line_without_what_kubectl_says_of_its_own(trainyard: Command) -> None:
+    own = "Warning: resource jobs/digits is missing the kubectl.kubernetes.io/last-applied-configuration annotation\n"
+    template = f"core.PodTemplateSpec{{{'x' * 5000}}}"
+    said = f'The Job "digits" is invalid: spec.template: Invalid value: {template}: field is immutable\n'
+    answering(own + said, 1)
+    status, out, _ = trainyard("job", "check", "job.yaml", "--offline", "--server", "--json")
+    (file,) = json.loads(out)["files"]
+    (found,) = file["findings"]
+    assert (status, file["notes"], found["where"]) == (1, [], "job.yaml:6")
+    assert found["what"].endswith(": field is immutable") and len(found["what"]) < 400
+
+
+@pytest.mark.usefixtures("kubectl")
 @pytest.mark.parametrize(
     ("stderr", "said"),
     [

@@ -19,6 +19,11 @@ _NAMED = re.compile(r'(\w+)[\w.-]* "([^"]*)" is invalid: (.+)')
 _NO_KIND = re.compile(r'no matches for kind "([^"]*)" in version "([^"]*)"')
 _WARNING = re.compile(r"Warning: (.+)")
 
+#: What kubectl warns of an object that 'kubectl create' made, and the most characters of a message that are kept: that
+#: of a field that cannot be changed has the whole field.
+_CREATED = "last-applied-configuration"
+_LONGEST = 300
+
 #: The field that a message is about, at its start or in quotes.
 _FIELD = re.compile(r'^([a-z]\w*(?:\.\w+|\[[^]]*\])*): |unknown field "([^"]+)"')
 
@@ -38,9 +43,14 @@ def answers(stderr: str) -> list[Answer]:
         elif match := _OTHER.match(line):
             named = _NAMED.match(match[1])
             found.append(Answer(named[1], named[2], named[3]) if named else Answer("", "", match[1]))
-        elif match := _WARNING.match(line):
+        elif (match := _WARNING.match(line)) and _CREATED not in line:
             found.append(Answer("", "", match[1], warning=True))
     return found
+
+
+def _shown(message: str) -> str:
+    half = _LONGEST // 2
+    return message if len(message) <= _LONGEST else f"{message[:half]} ... {message[-half:]}"
 
 
 def _place(job: Evidence, answer: Answer) -> tuple[Location, int]:
@@ -66,10 +76,11 @@ def cluster_takes_the_objects(job: Evidence) -> Iterator[Finding]:
     """The cluster takes every object in a dry run, where it is asked."""
     for answer in job.server:
         where = job.job.where(*_place(job, answer))
+        message = _shown(answer.message)
         if answer.warning:
-            yield Finding(where, answer.message, "the cluster warns of it", "correct it, or ignore it", Severity.NOTE)
+            yield Finding(where, message, "the cluster warns of it", "correct it, or ignore it", Severity.NOTE)
         elif answer.unknown:
             fix = "install its controller there, or use another cluster"
-            yield Finding(where, answer.message, "its API server does not know the kind", fix)
+            yield Finding(where, message, "its API server does not know the kind", fix)
         else:
-            yield Finding(where, answer.message, "the cluster refuses it", "correct it")
+            yield Finding(where, message, "the cluster refuses it", "correct it")
