@@ -17,7 +17,7 @@ from trainyard.release import bisect, image_packages, mixed_lock
 from trainyard.release.bisect import Check, Result
 from trainyard.release.culprit import Verdict
 from trainyard.release.mixed_lock import Mixture
-from trainyard.spec import model
+from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec, Spec
 
@@ -278,6 +278,22 @@ def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch
 def test_sides_with_the_same_packages_are_refused(spec: RepositorySpec) -> None:
     with pytest.raises(UserError, match=r"trainyard.lock and trainyard.lock have the same packages"):
         bisect.bisect(spec, bisect.side(None, spec), bisect.side(None, spec), Check())
+
+
+def test_a_side_is_the_lock_of_a_target_in_a_file_or_a_commit(spec: RepositorySpec, tmp_path: Path) -> None:
+    target = model.load("tf-cpu")
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / pylock.FILE).write_bytes(target.lock_file.read_bytes())
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=lock"]):
+        subprocess.run([*git, *words], check=True)
+    for side in (
+        bisect.side("HEAD", spec.model_copy(update={"folder": folder})),
+        bisect.side(str(folder / pylock.FILE), spec),
+    ):
+        versions = {name: pin.version for name, (_, pin) in side.pins["default"].items()}
+        assert versions == target.on(spec.arch).locked().versions
 
 
 def test_a_lock_that_was_edited_is_refused(spec: RepositorySpec) -> None:

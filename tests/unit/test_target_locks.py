@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,10 +15,12 @@ from pathlib import Path
 import pytest
 from packaging.pylock import Pylock
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
+from tests.unit.conftest import BASE_CONTENTS
 
 from trainyard.common import settings
-from trainyard.image import package_index, target_lock
+from trainyard.image import base_contents, package_index, target_lock
 from trainyard.spec import model, pylock
+from trainyard.spec.framework import BaseContents
 from trainyard.spec.model import Spec
 
 SPEC = """\
@@ -254,3 +257,26 @@ def test_the_lock_of_an_index_that_is_not_locked_any_more_is_removed(
     assert model.load(str(folder), "arm64").locked("pytorch-cpu").versions == packages(folder, "arm64")
     target_lock.write(spec, contents)
     assert not (folder / "pylock.pytorch-cpu.toml").exists()
+
+
+def test_what_a_base_with_the_framework_satisfies_is_recorded_and_not_locked(
+    index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    target = model.load("xla-nightly")
+    folder = tmp_path / "mine"
+    shutil.copytree(target.folder, folder)
+    pins = {name: version for name, _, version in (text.partition("==") for text in model.requirements_of(target))}
+    index.add(*(wheel(name, version) for name, version in pins.items() if name != "onnx"))
+    index.add(wheel("onnx", pins["onnx"], ("protobuf",)), wheel("protobuf", "7.0"), wheel("protobuf", "6.0"))
+    has = {**BASE_CONTENTS["packages"], "numpy": pins["numpy"], "protobuf": "6.0", "odd": "2004d"}
+    contents = BaseContents.model_validate({**BASE_CONTENTS, "packages": has})
+    monkeypatch.setattr(base_contents, "inspect", lambda _: contents)
+    status, _, err = trainyard("lock", str(folder))
+    assert status == 0, err
+    spec = model.load(str(folder))
+    assert spec.base_contents == contents and spec.day == contents.day and spec.locked().framework == []
+    assert {pin.name: pin.version for pin in spec.locked().requirements} == {
+        name: version for name, version in pins.items() if name != "numpy"
+    }
+    lock = Pylock.from_dict(tomllib.loads((folder / pylock.FILE).read_text(encoding="utf-8")))
+    assert str(lock.requires_python) == "==3.12.*" and "numpy" not in {one.name for one in lock.packages}

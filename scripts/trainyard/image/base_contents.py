@@ -120,10 +120,11 @@ def write_wheels(folder: Path, contents: BaseContents) -> None:
 
 def framework(contents: BaseContents) -> dict[str, str]:
     """Return canonical name -> version of the framework's packages that a resolver can compare (PEP 440)."""
-    return {name: version for name, version in contents.framework.items() if _is_version(version)}
+    return {name: version for name, version in contents.framework.items() if is_version(version)}
 
 
-def _is_version(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """Return whether a resolver can compare a version (PEP 440)."""
     try:
         Version(text)
     except InvalidVersion:

@@ -374,7 +374,8 @@ def _beside_base(spec: Spec, contents: BaseContents) -> Content:
     ]
     sections = {Section(spec.arch, "base"): contents.text(), Section(spec.arch, "requirements"): ""}
     inspected = spec.with_lock(Lock(sections))
-    image = _Image(inspected, DEFAULT, [inspected], kept=contents.packages.items(), constraints=needs)
+    known = [(name, version) for name, version in contents.packages.items() if base_contents.is_version(version)]
+    image = _Image(inspected, DEFAULT, [inspected], kept=known, constraints=needs)
     resolved = _without_conflicts(image, requirements_of(inspected))[spec.arch]
     check_conflicts(spec, contents.packages | {entry.name: entry.version for entry in resolved})
     rest = [
