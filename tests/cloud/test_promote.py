@@ -27,15 +27,17 @@ from tests.published_images import artifacts_of
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
+from trainyard.image import recipes
 from trainyard.oci import referrers, registry, statements
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.recipe import Named
 from trainyard.release import artifact_registry, claims, predicates, promotion
 from trainyard.release import cloud_build_steps as cloud_step
 from trainyard.release.cloud_build_steps import Substitutions
 from trainyard.release.keys import KeySigner
 from trainyard.release.promotion import Demanded
 from trainyard.spec import state
-from trainyard.spec.model import Spec, load
+from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
 
@@ -53,13 +55,18 @@ def address(server: str, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def spec() -> Spec:
-    return load("tf-cpu")
+def named() -> Named:
+    return recipes.named(load("tf-cpu"))
 
 
 @pytest.fixture(autouse=True)
 def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def place(address: str, own_records: None) -> Repository:
+    return Repository(f"{address}/trainyard")
 
 
 def pushed(address: str, tag: str, *, target: str = "tf-cpu", version: str = "2.21.0") -> str:
@@ -89,80 +96,81 @@ def attach_results(place: Repository, digest: str) -> None:
     claims.attach(place, place.existing(digest), None, results)
 
 
-def test_promote_moves_both_tags_by_digest_and_rollback_returns(address: str, spec: Spec) -> None:
+def test_promote_moves_both_tags_by_digest_and_rollback_returns(address: str, place: Repository, named: Named) -> None:
     first, second = pushed(address, "one"), pushed(address, "two")
     passed(first)
-    made = promotion.promote(spec, address, image="one")
+    made = promotion.promote(named, place, "one")
     assert made["tags"] == {"tf-cpu-2.21.0": None, "tf-cpu": None}
     passed(second)
-    made = promotion.promote(spec, address, image=second)
+    made = promotion.promote(named, place, second)
     assert made["tags"] == {"tf-cpu-2.21.0": first, "tf-cpu": first}
     for tag in made["tags"]:
         assert registry.digest_of(ENGINE, f"{address}/trainyard:{tag}") == second
-    assert promotion.promote(spec, address, image="two")["tags"] == {}, "a second time there is nothing to do"
-    promotion.rollback(spec, address)
+    assert promotion.promote(named, place, "two")["tags"] == {}, "a second time there is nothing to do"
+    promotion.rollback(named.name, place)
     for tag in ("tf-cpu", "tf-cpu-2.21.0"):
         assert registry.digest_of(ENGINE, f"{address}/trainyard:{tag}") == first
     assert registry.digest_of(ENGINE, f"{address}/trainyard:two") == second, "immutable tags stay"
-    promotion.rollback(spec, address)
+    promotion.rollback(named.name, place)
     assert registry.digest_of(ENGINE, f"{address}/trainyard:tf-cpu") == second, "a second rollback undoes the first"
 
 
-def test_a_digest_that_never_passed_is_refused(address: str, spec: Spec) -> None:
+def test_a_digest_that_never_passed_is_refused(address: str, place: Repository, named: Named) -> None:
     pushed(address, "untested")
     with pytest.raises(UserError, match="never passed verify and smoke"):
-        promotion.promote(spec, address, image="untested")
+        promotion.promote(named, place, "untested")
     assert Repository(f"{address}/trainyard").tags() == ["untested"]
 
 
-def test_claims_at_the_registry_are_enough_and_are_about_one_digest(address: str, spec: Spec) -> None:
+def test_claims_at_the_registry_are_enough_and_are_about_one_digest(
+    address: str, place: Repository, named: Named
+) -> None:
     """As after Cloud Build: this host has no results."""
     tested, untested = pushed(address, "tested"), pushed(address, "untested")
-    place = Repository(f"{address}/trainyard")
     attach_results(place, tested)
-    assert promotion.promote(spec, address, image="tested")["digest"] == tested
+    assert promotion.promote(named, place, "tested")["digest"] == tested
     of_another = artifacts_of(place, tested, [statements.PLAIN]).values()
     referrers.attach(place, place.existing(untested), list(of_another))
     with pytest.raises(UserError, match="never passed verify and smoke"):
-        promotion.promote(spec, address, image="untested")
+        promotion.promote(named, place, "untested")
 
 
-def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, spec: Spec) -> None:
+def test_demanded_claims_follow_the_image_to_the_floating_tags(address: str, place: Repository, named: Named) -> None:
     """At a registry without the referrers API."""
     digest = pushed(address, "one")
     passed(digest)
     signer = KeySigner(ec.generate_private_key(ec.SECP256R1()))
     demanded = Demanded(signer.trust, ["sbom", "smoke"], signer)
-    source, floating = (Repository(f"{place}/trainyard") for place in (address, f"{address}-floating"))
-    claims.attach(source, source.existing(digest), signer, [one for one in CLAIMS if one.kind == "sbom"])
+    floating = Repository(f"{address}-floating/trainyard")
+    claims.attach(place, place.existing(digest), signer, [one for one in CLAIMS if one.kind == "sbom"])
     with pytest.raises(StepFailed, match=f"{digest} has no claim 'smoke' that is signed with this key"):
-        promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
+        promotion.promote(named, place, "one", to=f"{address}-floating", demanded=demanded)
     assert floating.tags() == []
-    claims.attach(source, source.existing(digest), signer, CLAIMS)
-    promotion.promote(spec, address, image="one", to=f"{address}-floating", demanded=demanded)
+    claims.attach(place, place.existing(digest), signer, CLAIMS)
+    promotion.promote(named, place, "one", to=f"{address}-floating", demanded=demanded)
     assert registry.digest_of(ENGINE, f"{floating.name}:tf-cpu") == digest
     found = claims.require(floating, digest, signer.trust, [*predicates.ABOUT_IMAGES, "summary"])
     assert len(found) == len(predicates.ABOUT_IMAGES) + 1
 
 
-def test_another_targets_image_is_refused(address: str, spec: Spec) -> None:
+def test_another_targets_image_is_refused(address: str, place: Repository, named: Named) -> None:
     passed(pushed(address, "other", target="xla"))
     with pytest.raises(UserError, match="is an image of target 'xla', not 'tf-cpu'"):
-        promotion.promote(spec, address, image="other")
+        promotion.promote(named, place, "other")
 
 
-def test_a_missing_image_says_what_to_do(address: str, spec: Spec) -> None:
+def test_a_missing_image_says_what_to_do(address: str, place: Repository, named: Named) -> None:
     with pytest.raises(UserError, match="run 'trainyard push tf-cpu' first"):
-        promotion.promote(spec, address, image="nothing")
+        promotion.promote(named, place, "nothing")
     with pytest.raises(UserError, match="there is no previous image"):
-        promotion.rollback(spec, address)
+        promotion.rollback(named.name, place)
 
 
-def test_floating_tags_may_be_in_another_repository(address: str, spec: Spec) -> None:
+def test_floating_tags_may_be_in_another_repository(address: str, place: Repository, named: Named) -> None:
     """If the first one's tags are immutable; blobs are mounted, not transferred."""
     digest = pushed(address, "one")
     passed(digest)
-    promotion.promote(spec, address, image="one", to=f"{address}-floating")
+    promotion.promote(named, place, "one", to=f"{address}-floating")
     assert registry.digest_of(ENGINE, f"{address}-floating/trainyard:tf-cpu") == digest
     assert Repository(f"{address}/trainyard").tags() == ["one"]
     assert ENGINE.images(f"{address}-floating/trainyard") == []
@@ -170,13 +178,13 @@ def test_floating_tags_may_be_in_another_repository(address: str, spec: Spec) ->
 
 @pytest.mark.parametrize("hosts", ["one host", "two hosts"])
 def test_two_simultaneous_promotes_leave_one_image_under_both_tags(
-    address: str, spec: Spec, hosts: str, monkeypatch: pytest.MonkeyPatch
+    address: str, place: Repository, named: Named, hosts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one host a lock keeps them apart; of two hosts, both have written a tag before either writes the next one."""
     digests = [pushed(address, "one"), pushed(address, "two")]
     for digest in digests:
         passed(digest)
-        attach_results(Repository(f"{address}/trainyard"), digest)
+        attach_results(place, digest)
     put, both_wrote, waited = Repository.put, threading.Barrier(2), set[int]()
 
     def put_together(self: Repository, manifest: Manifest, version: str) -> str:
@@ -193,7 +201,7 @@ def test_two_simultaneous_promotes_leave_one_image_under_both_tags(
 
     def go(digest: str) -> None:
         try:
-            promotion.promote(spec, address, image=digest)
+            promotion.promote(named, place, digest)
             ended[digest] = "promoted"
         except StepFailed as error:
             ended[digest] = str(error)
@@ -209,7 +217,7 @@ def test_two_simultaneous_promotes_leave_one_image_under_both_tags(
     assert all(text == "promoted" or "another process moved them at the same time" in text for text in ended.values())
 
 
-def test_immutable_tags_are_reported_with_the_way_out(server: str, address: str, spec: Spec) -> None:
+def test_immutable_tags_are_reported_with_the_way_out(server: str, address: str, named: Named) -> None:
     """The real registry has no immutable tags: a proxy in front of it refuses as Artifact Registry does."""
     digest = pushed(address, "one")
     passed(digest)
@@ -236,9 +244,9 @@ def test_immutable_tags_are_reported_with_the_way_out(server: str, address: str,
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        place = f"127.0.0.1:{proxy.server_address[1]}/{address.partition('/')[2]}"
+        place = Repository(f"127.0.0.1:{proxy.server_address[1]}/{address.partition('/')[2]}/trainyard")
         with pytest.raises(UserError, match=r"its tags are immutable, so 'tf-cpu-2.21.0' cannot be moved: .* '--to'$"):
-            promotion.promote(spec, place, image="one")
+            promotion.promote(named, place, "one")
         proxy.shutdown()
     assert Repository(f"{address}/trainyard").tags() == ["one"]
 
@@ -256,21 +264,21 @@ def test_the_last_step_of_a_cloud_build_promotes_if_promote_is_set(
     assert Repository(f"{address}/trainyard").tags() == ["one", "tf-cpu", "tf-cpu-2.21.0"]
 
 
-def test_a_registry_with_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: Spec) -> None:
+def test_a_registry_with_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: Named) -> None:
     with running.container(username="someone", password="right") as started:
         where = running.address(started)
         monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
         with pytest.raises(StepFailed, match="refuses the credentials: run 'docker login"):
-            promotion.promote(spec, f"{where}/team", image="x")
+            promotion.promote(named, Repository(f"{where}/team/trainyard"), "x")
         words = ["docker", "login", "--username=someone", "--password-stdin", where]
         subprocess.run(words, input="right", text=True, check=True, capture_output=True)
         with pytest.raises(UserError, match="has no x"):
-            promotion.promote(spec, f"{where}/team", image="x")
+            promotion.promote(named, Repository(f"{where}/team/trainyard"), "x")
 
 
-def test_an_unreachable_registry_is_one_line(spec: Spec) -> None:
+def test_an_unreachable_registry_is_one_line(named: Named) -> None:
     with pytest.raises(StepFailed, match="cannot be reached") as refused:
-        promotion.promote(spec, "127.0.0.1:9/team", image="x")
+        promotion.promote(named, Repository("127.0.0.1:9/team/trainyard"), "x")
     assert "\n" not in str(refused.value)
 
 

@@ -17,7 +17,13 @@ from trainyard.oci.registry import Repository
 
 pytestmark = pytest.mark.concurrent
 
-PUSH = "import sys; from trainyard.oci.registry import push; [print(*b, flush=True) for b in push(sys.argv[1])]"
+PUSH = """
+import sys
+from trainyard.common.docker_engine import Engine
+from trainyard.oci.registry import push
+for blob in push(Engine(), sys.argv[1]):
+    print(*blob, flush=True)
+"""
 
 
 @pytest.fixture

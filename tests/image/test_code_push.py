@@ -19,9 +19,10 @@ from tests.image.registry import running
 from tests.workspaces import lock
 from trainyard.common import settings
 from trainyard.common.settings import state_folder
-from trainyard.image import base_image, build, facts
+from trainyard.image import base_image, build, facts, recipes
 from trainyard.oci.registry import Repository
-from trainyard.release import code_push
+from trainyard.recipe import DIGEST
+from trainyard.release import pushed_code
 from trainyard.spec import model
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
@@ -96,6 +97,7 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         labels = facts.labels(spec) | {
             "io.trainyard.code": code.diff_id,
             "io.trainyard.lock": facts.sha256_of(spec.lock_file),
+            DIGEST: "0" * 64,
             "org.opencontainers.image.version": TAG,
         }
         reference = f"trainyard-test:code-push-{compression}"
@@ -126,9 +128,10 @@ def push(spec: Spec, address: str, server: Server, compression: str = "zstd") ->
     environment = {"DOCKER_CONFIG": str(server.docker_config)}
     subprocess.run(["docker", "push", "--quiet", destination], env=settings.environment(**environment), check=True)
     ENGINE.client.api.remove_image(destination, noprune=True)
-    stored = Repository(f"{address}/trainyard").manifest(TAG)
+    repository = Repository(f"{address}/trainyard")
+    stored = repository.manifest(TAG)
     assert stored
-    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, stored.digest)
+    pushed_code.remember(recipes.named(spec), spec.architecture, spec.folder, repository, TAG, stored.digest)
     return stored.digest
 
 

@@ -23,7 +23,7 @@ from tests.workspaces import versions as pinned
 from trainyard import cli
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image
+from trainyard.image import base_image, recipes
 from trainyard.lint.image import verify
 from trainyard.spec import model
 from trainyard.spec.naming import LABELS
@@ -170,7 +170,7 @@ def test_a_repository_on_a_nightly_from_lock_to_an_offline_build(
     assert image.labels["org.opencontainers.image.base.digest"] == first
     assert image.labels[f"{LABELS}.framework"] == "torch_xla==2.10.0+git1111111"
     assert (image.labels[f"{LABELS}.extends"], image.labels[f"{LABELS}.tested"]) == ("xla-nightly", "trained")
-    assert verify.verify(ENGINE, spec, str(made["image"]))["passed"]
+    assert verify.verify(recipes.for_image(spec, image.labels), str(made["image"]), CONTEXT)["passed"]
     printed = run_it()
     assert f"loss 0.5 2.10.0.dev20261121+cpu 2.10.0+git1111111 2025.3.0 {locked['tqdm']}\n" in printed
     assert "from /usr/local/lib/python3.11/dist-packages/fsspec/" in printed

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
@@ -16,9 +17,10 @@ from tests.image.conftest import Finished
 from tests.image.registry import running
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import fallback, target_lock
+from trainyard.image import fallback, planning, recipes, target_lock
 from trainyard.oci.registry import Repository
-from trainyard.release import candidate, promotion, publish
+from trainyard.recipe import PATH, parse
+from trainyard.release import candidate, promotion, publish, sources
 from trainyard.spec import model
 from trainyard.spec.model import Spec
 
@@ -47,9 +49,15 @@ def copied(folder: Path) -> Path:
 
 def at_registry(spec: Spec, address: str) -> str:
     """Push and promote an image that has passed; its digest."""
-    pushed = publish.push_attached(spec, address, None)
-    promotion.promote(spec, address, image=pushed["digest"])
+    pushed = publish.push_attached(sources.of(spec), address, None)
+    promotion.promote(recipes.named(spec), Repository(f"{address}/trainyard"), pushed["digest"])
     return str(pushed["digest"])
+
+
+def build(spec: Spec) -> dict[str, Any]:
+    """Build and test an image; see :func:`candidate.make`."""
+    with planning.planned(spec) as plan:
+        return candidate.make(plan)
 
 
 def digest_of(address: str, tag: str) -> str | None:
@@ -71,17 +79,17 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     next_day, _ = target_lock.write(
         model.load(str(folder)), {index: replace(one, day="20991231") for index, one in contents.items()}
     )
-    candidate.make(next_day)
+    build(next_day)
     second = at_registry(next_day, address)
     assert second != first and digest_of(address, TARGET) == second
-    promotion.rollback(next_day, address)
+    promotion.rollback(TARGET, Repository(f"{address}/trainyard"))
     assert digest_of(address, TARGET) == first == digest_of(address, f"{TARGET}-{spec.version}")
 
 
 def test_the_image_says_which_nightly_it_is(
     built_image: Callable[[str], str], docker_run: Callable[..., Finished]
 ) -> None:
-    script = "import json; print(json.load(open('/opt/trainyard/image.json'))['versions']['tf_nightly'])"
+    script = f"import json; print(json.load(open('{PATH}'))['framework']['packages']['tf-nightly'])"
     installed = "import tensorflow; print(tensorflow.version.VERSION)"
     found = docker_run(built_image(TARGET), "--", "python3", "-c", f"{script}\n{installed}")
     said, imported = found.stdout.splitlines()[-2:]
@@ -95,7 +103,7 @@ def test_the_newest_is_locked_passes_and_is_promoted(address: str, tmp_path: Pat
     target_lock.lock(model.load(str(folder)))
     newest = model.load(str(folder))
     assert newest.version >= model.load(TARGET).version
-    candidate.make(newest)
+    build(newest)
     assert at_registry(newest, address) == digest_of(address, TARGET)
 
 
@@ -106,16 +114,17 @@ def test_the_fallback_of_a_nightly_passes_is_pushed_and_never_promoted(
     monkeypatch.setattr(Engine, "digest_at_registry", lambda *_: (None, "no such host"))
     spec, reason = fallback.choose(model.load("xla-nightly"))
     assert reason
-    made = candidate.make(spec)
+    made = build(spec)
     try:
         assert made["image"] == "trainyard:xla-nightly-fallback"
-        assert made["plan"].notes[0].startswith("this is not xla-nightly: ")
+        built = parse(made["build"]["recipe"]).built
+        assert built and built.notes[0].startswith("this is not xla-nightly: ")
         assert not ENGINE.images(label="io.trainyard.target=xla-nightly")
-        pushed = publish.push_attached(spec, address, None)
+        pushed = publish.push_attached(sources.of(spec), address, None)
         assert f"/trainyard:xla-nightly-fallback-{spec.version}-" in pushed["tag"]
         for target in (spec, model.load("xla-nightly")):
             with pytest.raises(UserError, match=r"is a fallback|is an image of target 'xla-nightly-fallback'"):
-                promotion.promote(target, address, image=pushed["digest"])
+                promotion.promote(recipes.named(target), Repository(f"{address}/trainyard"), pushed["digest"])
         assert digest_of(address, "xla-nightly") is None and digest_of(address, "xla-nightly-fallback") is None
     finally:
         catalogue.drop("xla-nightly-fallback")

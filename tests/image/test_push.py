@@ -20,13 +20,16 @@ from testcontainers.community.registry import DockerRegistryContainer
 from tests.engine import ENGINE
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.common.settings import ROOT, state_folder
+from trainyard.common.settings import ROOT
+from trainyard.image import recipes
 from trainyard.lint.image import verify
 from trainyard.oci import layers, registry
 from trainyard.oci.reference import Reference
-from trainyard.release import publish
+from trainyard.recipe import FILE, PATH
+from trainyard.release import publish, sources
+from trainyard.release.publish import Source
 from trainyard.spec import state
-from trainyard.spec.model import Spec, load
+from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
 
@@ -48,14 +51,14 @@ def address(server: DockerRegistryContainer, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """A target without results."""
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "records"))
-    return load("tf-cpu")
+    return sources.of(load("tf-cpu"))
 
 
 @pytest.fixture
-def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
+def make(tmp_path: Path, source: Source) -> Iterator[Callable[..., str]]:
     """Make an image of a big and a small layer that passed the steps ``passed``; its reference."""
     made: list[str] = []
 
@@ -66,16 +69,18 @@ def make(tmp_path: Path, spec: Spec) -> Iterator[Callable[..., str]]:
         if not big.exists():
             big.write_bytes(os.urandom(3_000_000))
         (folder / "big").write_bytes(big.read_bytes())
+        (folder / FILE).write_text(recipes.make(load("tf-cpu")).text(), encoding="utf-8")
         (folder / "small").write_text(small, encoding="utf-8")
-        text = f"FROM scratch\nCOPY big /big\nCOPY small /small\nLABEL org.opencontainers.image.version={tag}\n"
+        text = f"FROM scratch AS lower\nCOPY big /big\nCOPY {FILE} {PATH}\nFROM scratch\nCOPY --from=lower / /\n"
+        text += f"COPY small /small\nLABEL org.opencontainers.image.version={tag}\n"
         (folder / "Dockerfile").write_text(text, encoding="utf-8")
         reference = f"trainyard-test:{name}"
         command = ["build", "--quiet", "--load", "--provenance=false", f"--tag={reference}", str(folder)]
         ENGINE.buildx(*command, environment={"SOURCE_DATE_EPOCH": "1"})
         made.append(reference)
-        facts = {"passed": True} | verify.described(layers.read(ENGINE, reference, text))
+        facts = {"passed": True} | verify.described(layers.read(ENGINE, reference))
         for step in passed:
-            state.record(state_folder() / spec.target, step, ENGINE.digest(reference), facts)
+            state.record(source.kept, step, ENGINE.digest(reference), facts)
         return reference
 
     yield image
@@ -107,11 +112,11 @@ def at_registry(pushed: dict[str, Any]) -> tuple[str, dict[str, Any], int]:
 
 
 def test_a_push_uploads_the_digest_that_passed_and_reports_every_byte(
-    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+    source: Source, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
     reference = make("whole")
     before = uploads(server)
-    pushed = publish.push(spec, address, reference=reference)
+    pushed = publish.push(source, address, reference=reference)
     digest, manifest, length = at_registry(pushed)
     assert pushed["digest"] == ENGINE.digest(reference) == digest
     assert pushed["reference"] == f"{address}/trainyard@{digest}" and pushed["tag"] == f"{address}/trainyard:{TAG}"
@@ -124,22 +129,22 @@ def test_a_push_uploads_the_digest_that_passed_and_reports_every_byte(
 
 
 def test_a_second_push_uploads_nothing(
-    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+    source: Source, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
     reference = make("again")
-    publish.push(spec, address, reference=reference)
+    publish.push(source, address, reference=reference)
     before = uploads(server)
-    pushed = publish.push(spec, address, reference=reference)
+    pushed = publish.push(source, address, reference=reference)
     assert pushed["already_there"] and pushed["bytes_uploaded"] == 0
     assert not any(blob["uploaded"] for blob in pushed["blobs"]) and uploads(server) == before
 
 
 def test_after_a_small_change_only_the_small_layer_is_uploaded(
-    spec: Spec, make: Callable[..., str], server: DockerRegistryContainer, address: str
+    source: Source, make: Callable[..., str], server: DockerRegistryContainer, address: str
 ) -> None:
-    publish.push(spec, address, reference=make("first"))
+    publish.push(source, address, reference=make("first"))
     before = uploads(server)
-    pushed = publish.push(spec, address, reference=make("second", small="changed", tag=TAG.replace("00", "11")))
+    pushed = publish.push(source, address, reference=make("second", small="changed", tag=TAG.replace("00", "11")))
     assert [blob["uploaded"] for blob in pushed["blobs"]] == [False, True, True], (
         "big layer, small layer, configuration"
     )
@@ -149,7 +154,7 @@ def test_after_a_small_change_only_the_small_layer_is_uploaded(
 
 @pytest.mark.parametrize(("passed", "missing"), [((), "verify"), (("verify",), "smoke"), (("smoke",), "verify")])
 def test_a_digest_that_did_not_pass_is_refused(
-    spec: Spec,
+    source: Source,
     make: Callable[..., str],
     server: DockerRegistryContainer,
     address: str,
@@ -158,32 +163,32 @@ def test_a_digest_that_did_not_pass_is_refused(
 ) -> None:
     before = uploads(server)
     with pytest.raises(UserError, match=f"never passed '{missing}': run 'trainyard image tf-cpu'"):
-        publish.push(spec, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
+        publish.push(source, address, reference=make(f"unfit-{'-'.join(passed)}", passed=passed))
     assert uploads(server) == before
 
 
-def test_an_immutable_tag_is_never_moved(spec: Spec, make: Callable[..., str], address: str) -> None:
-    first = publish.push(spec, address, reference=make("owner"))
+def test_an_immutable_tag_is_never_moved(source: Source, make: Callable[..., str], address: str) -> None:
+    first = publish.push(source, address, reference=make("owner"))
     with pytest.raises(UserError, match="immutable tags are never moved") as refused:
-        publish.push(spec, address, reference=make("intruder", small="other content"))
+        publish.push(source, address, reference=make("intruder", small="other content"))
     assert first["digest"][:19] in str(refused.value) and "\n" not in str(refused.value)
     assert at_registry(first)[0] == first["digest"]
 
 
-def test_an_unreachable_registry_is_one_line(spec: Spec, make: Callable[..., str]) -> None:
+def test_an_unreachable_registry_is_one_line(source: Source, make: Callable[..., str]) -> None:
     reference = make("nowhere")
     for address in ("localhost:9/team", "registry.invalid/team"):
         with pytest.raises(StepFailed, match="cannot be reached: check the address and the network") as failed:
-            publish.push(spec, address, reference=reference)
+            publish.push(source, address, reference=reference)
         assert "\n" not in str(failed.value)
 
 
-def test_a_registry_with_a_full_disk_is_one_line_and_leaves_no_tag(spec: Spec, make: Callable[..., str]) -> None:
+def test_a_registry_with_a_full_disk_is_one_line_and_leaves_no_tag(source: Source, make: Callable[..., str]) -> None:
     reference = make("large")
     with running.container(disk="1m") as small:
         address = f"{running.address(small)}/team"
         with pytest.raises(StepFailed, match="its disk may be full") as failed:
-            publish.push(spec, address, reference=reference)
+            publish.push(source, address, reference=reference)
         assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
         assert registry.digest_of(ENGINE, f"{address}/trainyard:{TAG}") is None
     assert ENGINE.image(reference, made_by="").tags == [reference]

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.image import recipes
 from trainyard.lint import waivers
 from trainyard.lint.waivers import Waiver
-from trainyard.release import advisories, audit, vulnerabilities
+from trainyard.release import advisories, audit, sources, vulnerabilities
 from trainyard.release.advisories import Advisory, Snapshot
 from trainyard.release.vulnerabilities import Pins, Vulnerability
 from trainyard.spec.model import load
@@ -128,7 +129,7 @@ def planted(version: str) -> Snapshot:
 
 
 def test_an_advisory_fails_the_command_and_a_waiver_passes_it(trainyard: Command, stored: Callable[..., None]) -> None:
-    (version,) = audit.pinned(load("tf-cpu"))["numpy"]
+    (version,) = sources.pins(load("tf-cpu"))["numpy"]
     stored(planted(version))
     status, out, err = trainyard("audit", "tf-cpu", "--json")
     assert status == 1 and f"numpy {version}: PYSEC-0000-9 (no fix is known), in tf-cpu" in err
@@ -161,14 +162,15 @@ def test_an_old_snapshot_says_so(trainyard: Command, stored: Callable[..., None]
 def test_a_push_says_in_one_line_how_little_an_old_snapshot_can_say(stored: Callable[..., None]) -> None:
     """`audit.require` is what push calls first; it prints the line after everything is pushed."""
     stored(Snapshot("a test", "2026-01-01", ("numpy",), ()))
-    coverage = audit.require(load("tf-cpu"))
+    recipe = recipes.make(load("tf-cpu"))
+    coverage = audit.require(recipe)
     assert (coverage.taken, coverage.age, coverage.covered) == ("2026-01-01", 324, 1)
     assert coverage.caution() == (
         f"no known vulnerability, by a snapshot that is 324 days old and covers 1 of {coverage.packages} Python "
         f"packages: run 'trainyard dev audit --update' where {advisories.OSV} answers"
     )
-    stored(Snapshot("a test", "2026-11-20", tuple(audit.pinned(load("tf-cpu"))), ()))
-    assert audit.require(load("tf-cpu")).caution() == ""
+    stored(Snapshot("a test", "2026-11-20", tuple(recipe.versions), ()))
+    assert audit.require(recipe).caution() == ""
 
 
 def test_the_locks_of_the_project_pass(trainyard: Command) -> None:

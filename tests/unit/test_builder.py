@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import docker
 import pytest
+from tests import plans
 from tests.fakes.engine import FakeEngine, Image
 
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, buildx, offline, plan, provenance, working_directory
+from trainyard.image import build, buildx, offline, planning, provenance, working_directory
+from trainyard.image.plan import Plan
 from trainyard.oci import builder, image_store
 from trainyard.oci.builder import Builder, Node
 from trainyard.release import reproduce
@@ -233,15 +235,14 @@ DIGEST = "sha256:" + "1" * 64
 
 
 @pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> Callable[..., plan.Plan]:
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Plan]:
     """``sources(base, architecture)``: the plan of tf-cpu on that base; the build base is ``build:1``."""
-    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
 
-    def make(base: str, architecture: Architecture = AMD64, build_base: str = "build:1") -> plan.Plan:
-        monkeypatch.setenv("TRAINYARD_ARCH", architecture.name)
-        return plan.make_plan(
-            model.load("tf-cpu"), index="default", index_url="", base=base, base_digest=base.partition("@")[2],
-            notes=(), build_base=build_base, pythons={"debian-12": "python:1", "debian-13": "tools"},
+    def make(base: str, architecture: Architecture = AMD64, build_base: str = "build:1") -> Plan:
+        return plans.plan(
+            model.load("tf-cpu", architecture.name), base=base, base_digest=base.partition("@")[2],
+            build_base=build_base, pythons={"debian-12": "python:1", "debian-13": "tools"},
         )  # fmt: skip
 
     return make
@@ -271,7 +272,7 @@ def engine_saves(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize("architecture", [AMD64, ARM64])
 def test_base_images_of_the_engine_are_sent_to_the_builder_as_layouts_for_its_machine(
     team: Builder,
-    sources: Callable[..., plan.Plan],
+    sources: Callable[..., Plan],
     engine_saves: dict[str, str],
     tmp_path: Path,
     architecture: Architecture,
@@ -286,14 +287,14 @@ def test_base_images_of_the_engine_are_sent_to_the_builder_as_layouts_for_its_ma
 
 
 def test_base_images_at_registries_are_not_sent(
-    team: Builder, sources: Callable[..., plan.Plan], engine_saves: dict[str, str]
+    team: Builder, sources: Callable[..., Plan], engine_saves: dict[str, str]
 ) -> None:
     found = build._base_contexts(sources(f"debian@{DIGEST}", build_base=f"debian@{DIGEST}"))
     assert list(found) == list(engine_saves) == ["python:1"]
 
 
 def test_the_engines_builder_is_sent_nothing(
-    sources: Callable[..., plan.Plan],
+    sources: Callable[..., Plan],
     engine_saves: dict[str, str],
 ) -> None:
     assert build._base_contexts(sources("trainyard-base:debian-13")) == {}
@@ -301,7 +302,7 @@ def test_the_engines_builder_is_sent_nothing(
 
 
 def test_an_engine_that_saves_no_layouts_is_one_line(
-    team: Builder, sources: Callable[..., plan.Plan], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    team: Builder, sources: Callable[..., Plan], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit in the engine, which takes the place of a layout there, is not on the builder."""
     pinned = f"debian@{DIGEST}"
@@ -328,7 +329,7 @@ def test_an_engine_that_saves_no_layouts_is_one_line(
 @pytest.mark.parametrize("attested", [False, True])
 def test_the_image_and_its_provenance_are_loaded_into_the_engine(
     team: Builder,
-    sources: Callable[..., plan.Plan],
+    sources: Callable[..., Plan],
     fake_engine: FakeEngine,
     containerd: bool,
     output: str,
@@ -341,7 +342,7 @@ def test_the_image_and_its_provenance_are_loaded_into_the_engine(
 
 
 def test_the_engines_builder_stores_the_image_where_it_is(
-    sources: Callable[..., plan.Plan], fake_engine: FakeEngine
+    sources: Callable[..., Plan], fake_engine: FakeEngine
 ) -> None:
     arguments = build.bake_arguments(sources(f"debian@{DIGEST}"), compression="gzip", name="x:1")
     assert "tf-cpu.output=type=image,name=x:1,oci-mediatypes=true,compression=gzip,force-compression=true" in arguments
@@ -350,22 +351,17 @@ def test_the_engines_builder_stores_the_image_where_it_is(
 def test_the_password_of_an_index_is_a_secret_of_the_build(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
     monkeypatch.setattr(build.settings, "ca_bundle", lambda: tmp_path / "ca.pem")
-    found = plan.make_plan(
-        model.load("cpu"),
-        index="pytorch-cpu",
-        index_url="https://index.example/whl",
-        base="b",
-        base_digest="",
-        notes=(),
-    )
+    monkeypatch.setattr(planning.workspace_files, "secrets", lambda _: {"netrc": "password hunter2"})
+    copy = plans.with_index("cpu", "pytorch-cpu", tmp_path)
+    spec = model.load(str(copy), context=Context(state=tmp_path / "state"))
     for address, more in (
         ("https://index.example/whl", []),
         ("https://me:hunter2@index.example/whl", ["id=index,env="]),
     ):
         monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", address)
-        arguments = build.bake_arguments(found, compression="zstd", secrets=["netrc"])
+        found = plans.plan(spec, index="pytorch-cpu", index_url="https://index.example/whl")
+        arguments = build.bake_arguments(found, compression="zstd")
         assert "cpu.args.INDEX_URL=https://index.example/whl" in arguments
         assert not any("hunter2" in word for word in arguments)
         secrets = [word.partition(".secrets=")[2] for word in arguments if ".secrets=" in word]
@@ -393,9 +389,9 @@ def test_secrets_of_a_build_are_never_on_the_disk(
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(build, "_base_contexts", lambda _: {})
     monkeypatch.setattr(build, "_digest", lambda *_: DIGEST)
-    monkeypatch.setattr(build.workspace_files, "secrets", lambda _: {"netrc": "password hunter2"})
+    monkeypatch.setattr(planning.workspace_files, "secrets", lambda _: {"netrc": "password hunter2"})
     monkeypatch.setattr(image_store, "documents", lambda *_: {})
-    made = plan.make_plan(model.load("cpu"), index="default", index_url="", base="b", base_digest="", notes=())
+    made = plans.plan(model.load("cpu", context=Context(state=tmp_path)))
     _, again = build._build(made, team, tmp_path, "zstd", name="x:1", on_step=None)
     with pytest.raises(StepFailed, match="gave another digest"):  # there is no statement
         provenance.keep(Context(), tmp_path, DIGEST, "cpu", *again)
@@ -407,10 +403,7 @@ def test_a_fetch_that_is_killed_leaves_the_base_that_was_fetched_before(
     team: Builder, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, renames: int
 ) -> None:
     """Before the new one is written, between the two steps that put it in its place, and after them."""
-    spec = model.load("tf-cpu", context=Context(state=tmp_path))
-    sources = offline.Sources(
-        index="default", index_url="", base="base:1.2", base_digest="", build_base="", pythons={}, notes=[]
-    )
+    fetched = plans.plan(model.load("tf-cpu", context=Context(state=tmp_path)), base="base:1.2")
     written: list[str] = []
 
     def write(_engine: Engine, _reference: str, folder: Path, _architecture: Architecture) -> None:
@@ -420,7 +413,7 @@ def test_a_fetch_that_is_killed_leaves_the_base_that_was_fetched_before(
 
     monkeypatch.setattr(working_directory, "write", write)
     fake_engine.add("base:1.2")
-    offline.keep(spec, sources)
+    offline.keep(fetched)
     really, left = Path.rename, [renames]
 
     def rename(path: Path, to: Path) -> Path:
@@ -432,7 +425,7 @@ def test_a_fetch_that_is_killed_leaves_the_base_that_was_fetched_before(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename)
         with contextlib.nullcontext() if renames == 2 else pytest.raises(KeyboardInterrupt):
-            offline.keep(spec, sources)
+            offline.keep(fetched)
     layout = offline._layout(tmp_path, "base:1.2", AMD64)
     assert (layout / "index.json").read_text() == ("new" if renames == 2 else "old")
 
@@ -481,17 +474,12 @@ def test_the_disk_of_the_engine_does_not_limit_builds_elsewhere(
 ) -> None:
     fake_engine.info["DockerRootDir"] = str(tmp_path)
     monkeypatch.setattr(reproduce.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    reproduce.require_space(model.load("tf-cpu"))
+    reproduce.require_space(plans.plan(model.load("tf-cpu", context=Context(state=tmp_path))))
 
 
-def test_base_images_are_fetched_for_the_machine_that_builds(team: Builder) -> None:
-    assert offline._images(
-        "base:1", "build:1", {"debian-12": "python:1", "debian-13": "tools"}, model.load("tf-cpu", "arm64")
-    ) == {
-        "base:1": ARM64,
-        "build:1": ARM64,
-        "python:1": ARM64,
-    }
+def test_base_images_are_fetched_for_the_machine_that_builds(team: Builder, sources: Callable[..., Plan]) -> None:
+    expected = {"base:1": ARM64, "build:1": ARM64, "python:1": ARM64}
+    assert sources("base:1", ARM64).images() == expected
 
 
 @pytest.mark.parametrize("command", ["build", "image", "images", "reproduce", "fetch"])

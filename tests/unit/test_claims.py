@@ -28,7 +28,7 @@ from trainyard.oci import image_index, referrers, statements
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.statements import Opened
-from trainyard.release import claims, predicates, publish
+from trainyard.release import claims, predicates, publish, sources
 from trainyard.release.keys import KeySigner, PrivateKey
 from trainyard.release.predicates import Claim
 from trainyard.spec import model, state
@@ -408,7 +408,7 @@ def pushed(registry: Registry, fake_engine: FakeEngine, monkeypatch: pytest.Monk
 
 
 def attach(registry: Registry, image: Manifest, signer: KeySigner | None) -> list[str]:
-    return publish.attach_claims(model.load("tf-cpu"), f"{registry.host}/ml", image.digest, signer)
+    return publish.attach_claims(sources.of(model.load("tf-cpu")), f"{registry.host}/ml", image.digest, signer)
 
 
 def test_push_attaches_a_claim_of_every_kind(

@@ -12,16 +12,17 @@ import pytest
 from tests.fakes.engine import FakeEngine, Ran, Resource
 from tests.fakes.registry import Registry, sha256
 
+from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.lint.image import verify
 from trainyard.oci import image_index
+from trainyard.recipe import Recipe
 from trainyard.release import cloud_build_steps as steps
 from trainyard.release import publish as publication
 from trainyard.release.cloud_build_steps import Substitutions
 from trainyard.spec import state
-from trainyard.spec.model import Spec
 
 BOTH = "linux/amd64 linux/arm64"
 
@@ -86,11 +87,17 @@ Trainyard = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def candidates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The candidates that were verified."""
-    found: list[str] = []
-    monkeypatch.setattr(verify, "verify", lambda _, spec, reference, **__: found.append(f"{spec.platform} {reference}"))
-    return found
+def candidates(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The candidates that were verified, of those of cpu that the engine has."""
+    verified: list[str] = []
+    for name in ("cpu", "cpu-arm64"):
+        fake_engine.add(f"trainyard:{name}-candidate")
+
+    def check(recipe: Recipe, reference: str, _context: Context, **_: object) -> None:
+        verified.append(f"{recipe.platform} {reference}")
+
+    monkeypatch.setattr(verify, "verify", check)
+    return verified
 
 
 def test_a_step_is_about_the_candidate_of_its_platform(trainyard: Trainyard, candidates: list[str]) -> None:
@@ -173,15 +180,18 @@ def stored() -> Iterator[Registry]:
 def built(stored: Registry, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Record that images passed; what the engine would push arrives at the registry as an image of a few bytes."""
 
-    def push(spec: Spec, address: str, key: object, *, reference: str, allow_untested: bool = False) -> dict[str, Any]:
-        assert reference == f"trainyard:{spec.local_name}-candidate"
-        tag = f"{spec.target}-1.0-20261122-01234567" + (f"-{spec.arch}" if len(spec.platforms) > 1 else "")
+    def push(
+        source: publication.Source, address: str, key: object, *, reference: str, allow_untested: bool = False
+    ) -> dict[str, Any]:
+        assert reference == f"trainyard:{source.local_name}-candidate"
+        name, arch = source.named.name, source.architecture.name
+        tag = f"{name}-1.0-20261122-01234567" + (f"-{arch}" if len(source.named.platforms) > 1 else "")
         labels = {
-            "io.trainyard.target": spec.target,
+            "io.trainyard.target": name,
             "io.trainyard.framework": "x==1.0",
             "org.opencontainers.image.version": tag,
         }
-        config = json.dumps({"os": "linux", "architecture": spec.arch, "config": {"Labels": labels}}).encode()
+        config = json.dumps({"os": "linux", "architecture": arch, "config": {"Labels": labels}}).encode()
         stored.blobs[sha256(config)] = config
         kind = "application/vnd.oci.image.config.v1+json"
         about = {"mediaType": kind, "digest": sha256(config), "size": len(config)}

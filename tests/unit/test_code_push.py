@@ -26,10 +26,20 @@ from tests.workspaces import added, lock
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
-from trainyard.image import facts
+from trainyard.image import facts, recipes
 from trainyard.oci import image_index
 from trainyard.oci.registry import Repository
-from trainyard.release import code_push, platform_index, promotion, publish, pushes
+from trainyard.recipe import DIGEST
+from trainyard.release import (
+    code_push,
+    platform_index,
+    promotion,
+    publish,
+    pushed_code,
+    pushes,
+    repository_code,
+    sources,
+)
 from trainyard.spec import model, state
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard.spec.model import Spec
@@ -117,6 +127,7 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
         own = facts.labels(spec) | {
             "io.trainyard.code": code.diff_id,
             "io.trainyard.lock": facts.sha256_of(spec.lock_file),
+            DIGEST: "0" * 64,
             "org.opencontainers.image.version": tag,
         }
         config = json.dumps(
@@ -147,10 +158,24 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
 def remembered(pushed: Callable[..., str], spec: Spec, registry: Registry, address: str) -> str:
     """The digest of an image that was pushed from this host; its requests are not counted."""
     digest = pushed()
-    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, digest)
+    remember(spec, Repository(f"{address}/trainyard"), TAG, digest)
     registry.requests.clear()
     registry.received = 0
     return digest
+
+
+def remember(spec: Spec, repository: Repository, tag: str, digest: str) -> None:
+    """Record an image as a push does."""
+    pushed_code.remember(recipes.named(spec), spec.architecture, spec.folder, repository, tag, digest)
+
+
+def push_code(spec: Spec, address: str, *, image: str | None = None) -> dict[str, Any]:
+    """Push the code of a workspace as it is now."""
+    return code_push.push(repository_code.of(spec), address, state_folder(), image=image)
+
+
+def promote(spec: Spec, address: str, version: str) -> dict[str, Any]:
+    return promotion.promote(recipes.named(spec), Repository(f"{address}/trainyard"), version)
 
 
 def edit(root: Path, text: str = "print('loss 0.5')\n") -> None:
@@ -189,7 +214,7 @@ def test_an_edit_is_a_blob_a_configuration_and_a_manifest(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     assert short(registry.requests) == KNOWN
     assert registry.received == made["bytes_uploaded"] < 20_000
     media_type, document, config = stored(registry, made["digest"])
@@ -213,7 +238,7 @@ def test_code_is_replaced_and_not_stacked(
 ) -> None:
     for number in range(3):
         edit(root, f"print({number})\n")
-        made = code_push.push(spec, address)
+        made = push_code(spec, address)
         assert made["base"] == remembered and len(stored(registry, made["digest"])[1]["layers"]) == 2
 
 
@@ -225,13 +250,13 @@ def test_on_a_host_that_never_pushed_it_is_found_within_nine_requests(
     for path in (state_folder() / "registries").glob("[!.]*"):
         path.unlink()
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     assert short(registry.requests) == sorted([*KNOWN, "GET manifests", "GET manifests"]), "the first one was refused"
     assert made["base"] == remembered
     assert stored(registry, made["digest"])[1].keys() == {"schemaVersion", "mediaType", "config", "layers"}
     registry.requests.clear()
     edit(root, "print('again')\n")
-    assert code_push.push(spec, address)["base"] == remembered
+    assert push_code(spec, address)["base"] == remembered
     assert short(registry.requests) == KNOWN
 
 
@@ -239,22 +264,22 @@ def test_the_same_code_has_the_same_digest_on_every_host(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     registry.immutable = True
-    assert code_push.push(spec, address)["digest"] == made["digest"]
+    assert push_code(spec, address)["digest"] == made["digest"]
 
 
 def test_unchanged_code_makes_no_new_image(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     assert (made["digest"], made["changed"], made["tested"]) == (remembered, False, "started")
     assert made["tag"] == f"{address}/trainyard:{TAG}"
     edit(root)
-    first = code_push.push(spec, address)
+    first = push_code(spec, address)
     registry.requests.clear()
-    second = code_push.push(spec, address)
+    second = push_code(spec, address)
     assert second["digest"] == first["digest"] and not second["changed"]
     assert short(registry.requests) == ["GET token", "HEAD manifests"]
 
@@ -264,9 +289,9 @@ def test_code_that_was_removed_from_the_registry_is_pushed_again(
 ) -> None:
     """Registries are cleaned up of ``dev-`` tags."""
     edit(root)
-    first = code_push.push(spec, address)
+    first = push_code(spec, address)
     del registry.manifests[first["digest"]]
-    second = code_push.push(spec, address)
+    second = push_code(spec, address)
     assert second["changed"] and second["digest"] == first["digest"] in registry.manifests
 
 
@@ -281,10 +306,10 @@ def test_code_that_was_removed_from_the_registry_is_pushed_again(
 def test_media_types_are_kept(
     registry: Registry, address: str, spec: Spec, root: Path, pushed: Callable[..., str], layer: str, manifest: str
 ) -> None:
-    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, pushed(layer=layer, manifest=manifest))
+    remember(spec, Repository(f"{address}/trainyard"), TAG, pushed(layer=layer, manifest=manifest))
     edit(root)
     for _ in range(2):
-        made = code_push.push(spec, address)
+        made = push_code(spec, address)
         media_type, document, _ = stored(registry, made["digest"])
         assert (media_type, document["mediaType"], document["layers"][-1]["mediaType"]) == (manifest, manifest, layer)
         assert files(registry, document)["workspace/train.py"] == b"print('loss 0.5')\n"
@@ -312,11 +337,11 @@ def test_the_image_for_linux_of_an_index_is_taken(
 ) -> None:
     index(registry, pushed(), "amd64")
     edit(root)
-    made = code_push.push(spec, address, image="index")
+    made = push_code(spec, address, image="index")
     assert stored(registry, made["digest"])[0] == f"{OCI}.manifest.v1+json"
     index(registry, registry.tags[TAG], "arm64")
     with pytest.raises(UserError, match="an index without an image for linux/amd64"):
-        code_push.push(spec, address, image="index")
+        push_code(spec, address, image="index")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +362,7 @@ def test_what_was_stored_with_a_configuration_is_checked(
     registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
     pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     with pytest.raises(StepFailed, match=says):
-        code_push.push(spec, address)
+        push_code(spec, address)
 
 
 def test_an_original_that_is_not_in_its_index_is_refused(
@@ -352,7 +377,7 @@ def test_an_original_that_is_not_in_its_index_is_refused(
     registry.put_manifest("mine.pushed", media_type, json.dumps(document).encode())
     pushes.forget(state_folder() / "mine", f"{address}/trainyard")
     with pytest.raises(StepFailed, match="is not in sha256:"):
-        code_push.push(spec, address)
+        push_code(spec, address)
 
 
 def test_the_floating_tag_is_used_where_nothing_else_is_known(
@@ -361,7 +386,7 @@ def test_the_floating_tag_is_used_where_nothing_else_is_known(
     digest = pushed()
     registry.tags["mine"] = digest
     edit(root)
-    assert code_push.push(spec, address)["base"] == digest
+    assert push_code(spec, address)["base"] == digest
 
 
 # --- Several platforms -----------------------------------------------------------------------------------------------
@@ -385,7 +410,7 @@ def pushed_index(both: Spec, registry: Registry, address: str, pushed: Callable[
         digests = {one: pushed(arch=one.name, tag=f"{TAG}-{one.name}", **options) for one in (AMD64, ARM64)}
         made = platform_index.make(repository, digests)
         repository.put(made.manifest, made.tag)
-        code_push.remember(both, repository, made.tag, made.manifest.digest)
+        remember(both, repository, made.tag, made.manifest.digest)
         registry.requests.clear()
         registry.received = 0
         return made.manifest.digest
@@ -404,18 +429,18 @@ def test_a_push_of_all_platforms_remembers_the_index(
     """Not its images, one of which was pushed last."""
     digests = {one: pushed(arch=one.name, tag=f"{TAG}-{one.name}") for one in (AMD64, ARM64)}
 
-    def push(spec: Spec, *_: object, **__: object) -> dict[str, Any]:
-        tag = f"{address}/trainyard:{TAG}-{spec.arch}"
-        return {"tag": tag, "digest": digests[spec.architecture], "tested": "ran", "bytes_uploaded": 0}
+    def push(source: publish.Source, *_: object, **__: object) -> dict[str, Any]:
+        tag = f"{address}/trainyard:{TAG}-{source.architecture.name}"
+        return {"tag": tag, "digest": digests[source.architecture], "tested": "ran", "bytes_uploaded": 0}
 
-    monkeypatch.setattr(platform_index, "images_of_host", lambda _: digests)
+    monkeypatch.setattr(platform_index, "images_of_host", lambda _named, _context: digests)
     monkeypatch.setattr(publish, "push", push)
     monkeypatch.setattr(publish, "attach_claims", lambda *_, **__: [])
-    made = publish.push_all(both, address, None)
+    made = publish.push_all(sources.of(both), address, None)
     known = pushes.last(state_folder() / "mine")
     assert known is not None and known.reference == made["reference"] and len(known.images) == 2
     assert registry.tags["mine.pushed"] == made["digest"]
-    alone = publish.push_attached(both, address, None)
+    alone = publish.push_attached(sources.of(both), address, None)
     known = pushes.last(state_folder() / "mine")
     assert known is not None and known.digest == alone["digest"] == digests[AMD64]
 
@@ -433,7 +458,7 @@ def test_the_code_of_all_images_of_an_index_is_replaced(
     """The code is sent once: its layer is the same on all platforms."""
     before = pushed_index()
     edit(root)
-    made = code_push.push(both, address)
+    made = push_code(both, address)
     assert short(registry.requests) == sorted(
         ["GET token", *["POST uploads", "PUT uploads"] * 3, *["PUT manifests"] * 3, "GET manifests"]
     )
@@ -459,12 +484,12 @@ def test_an_index_is_found_on_another_host_and_gives_the_same_digest(
 ) -> None:
     before = pushed_index()
     edit(root)
-    first = code_push.push(both, address)
+    first = push_code(both, address)
     pushes.forget(state_folder() / "mine", f"{address}/trainyard")
-    again = code_push.push(both, address)
+    again = push_code(both, address)
     assert (again["base"], again["digest"]) == (before, first["digest"])
     registry.requests.clear()
-    second = code_push.push(both, address)
+    second = push_code(both, address)
     assert not second["changed"] and second["digest"] == first["digest"]
     assert short(registry.requests) == ["GET token", "HEAD manifests"]
 
@@ -473,7 +498,7 @@ def test_unchanged_code_makes_no_new_index(
     registry: Registry, address: str, both: Spec, root: Path, pushed_index: Callable[..., str]
 ) -> None:
     before = pushed_index()
-    made = code_push.push(both, address)
+    made = push_code(both, address)
     assert (made["digest"], made["changed"], made["tested"]) == (before, False, "started")
     assert registry.tags[made["tag"].rpartition(":")[2]] == before
 
@@ -494,7 +519,7 @@ def test_an_index_of_one_platform_has_that_alone(
     made = platform_index.make(repository, {ARM64: pushed(arch="arm64", tag=f"{TAG}-arm64")})
     repository.put(made.manifest, made.tag)
     edit(root)
-    assert list(members(registry, code_push.push(both, address, image=made.tag)["digest"])) == ["linux/arm64"]
+    assert list(members(registry, push_code(both, address, image=made.tag)["digest"])) == ["linux/arm64"]
 
 
 def test_an_image_that_was_pushed_without_an_index_gets_none(
@@ -502,9 +527,9 @@ def test_an_image_that_was_pushed_without_an_index_gets_none(
 ) -> None:
     """As `TRAINYARD_ARCH=arm64 trainyard push` does."""
     digest = pushed(arch="arm64", tag=f"{TAG}-arm64")
-    code_push.remember(both, Repository(f"{address}/trainyard"), f"{TAG}-arm64", digest)
+    remember(both, Repository(f"{address}/trainyard"), f"{TAG}-arm64", digest)
     edit(root)
-    made = code_push.push(both, address)
+    made = push_code(both, address)
     assert stored(registry, made["digest"])[2]["architecture"] == "arm64" and made["base"] == digest
 
 
@@ -536,7 +561,7 @@ def test_a_damaged_record_counts_as_none(
     (file,) = (state_folder() / "mine" / "pushes").iterdir()
     file.write_text(damage(file.read_text()))
     assert pushes.last(state_folder() / "mine") is None
-    assert code_push.push(spec, address)["base"] == remembered, "it is read from the registry again"
+    assert push_code(spec, address)["base"] == remembered, "it is read from the registry again"
 
 
 def test_an_index_of_untested_code_is_not_promoted(
@@ -544,10 +569,10 @@ def test_an_index_of_untested_code_is_not_promoted(
 ) -> None:
     pushed_index()
     edit(root)
-    made = code_push.push(both, address)
+    made = push_code(both, address)
     for version in (made["digest"], made["tag"].rpartition(":")[2]):
         with pytest.raises(UserError, match="its code was never tested"):
-            promotion.promote(both, address, image=version)
+            promote(both, address, version)
 
 
 def test_an_index_whose_layers_are_gone_must_be_pushed_again(
@@ -558,7 +583,7 @@ def test_an_index_whose_layers_are_gone_must_be_pushed_again(
     edit(root)
     tags = dict(registry.tags)
     with pytest.raises(UserError, match=r"no longer has mine-.*: run 'trainyard push' again"):
-        code_push.push(both, address)
+        push_code(both, address)
     assert registry.tags == tags and pushes.last(state_folder() / "mine", f"{address}/trainyard") is None
 
 
@@ -575,7 +600,7 @@ def refused(spec: Spec, address: str, registry: Registry, **options: Any) -> str
     """The line that a push is refused with; nothing was written."""
     before = dict(registry.tags), dict(registry.blobs)
     with pytest.raises(UserError) as error:
-        code_push.push(spec, address, **options)
+        push_code(spec, address, **options)
     assert (registry.tags, registry.blobs) == before
     return str(error.value)
 
@@ -614,10 +639,10 @@ def test_requirements_that_are_not_locked_yet_leave_no_tag(
     edit(root)
     before = dict(registry.tags)
     with pytest.raises(UserError, match=r"changed since trainyard\.lock was written: run 'trainyard image' and"):
-        code_push.push(spec, address, image=TAG)
+        push_code(spec, address, image=TAG)
     assert registry.tags == before
     (root / "requirements.txt").write_text("einops\n")
-    assert code_push.push(spec, address, image=TAG)["changed"]
+    assert push_code(spec, address, image=TAG)["changed"]
 
 
 @pytest.mark.parametrize(
@@ -626,6 +651,7 @@ def test_requirements_that_are_not_locked_yet_leave_no_tag(
         ({"io.trainyard.target": "other"}, "is an image of 'other', not of 'mine'"),
         ({"io.trainyard.code": ""}, "its topmost layer is not the code"),
         ({"io.trainyard.code": "sha256:" + "0" * 64}, "its topmost layer is not the code"),
+        ({DIGEST: ""}, "was built before images had recipes: run 'trainyard image' and 'trainyard push'"),
     ],
 )
 def test_other_images_are_refused(
@@ -655,7 +681,7 @@ def test_an_image_whose_layers_are_gone_must_be_pushed_again(
     registry.blobs = {}
     edit(root)
     with pytest.raises(UserError, match=f"no longer has {TAG}: run 'trainyard push' again"):
-        code_push.push(spec, address)
+        push_code(spec, address)
     assert pushes.last(state_folder() / "mine", f"{address}/trainyard") is None
 
 
@@ -682,7 +708,7 @@ def test_an_interrupted_upload_leaves_no_tag(
     assert len(registry.requests) >= request_number, "the push ended before"
     assert registry.tags == before
     registry.before = lambda method, path: None
-    made = code_push.push(model.load(None), address)
+    made = push_code(model.load(None), address)
     assert registry.tags.keys() - before.keys() == {made["tag"].rpartition(":")[2]}
 
 
@@ -693,7 +719,7 @@ def test_a_registry_that_moved_its_tokens_is_asked_again(
     assert "scope" not in file.read_text()
     file.write_text('Bearer realm="http://127.0.0.1:9/token",service="old"')
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     assert made["changed"] and registry.host in file.read_text()
     assert "secret" not in file.read_text()
 
@@ -722,14 +748,14 @@ def test_credentials_of_gclouds_helper_are_used(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     helper(tmp_path, """echo '{"ServerURL": "x", "Username": "me", "Secret": "secret"}'""")
     edit(root)
-    assert code_push.push(spec, address)["changed"]
+    assert push_code(spec, address)["changed"]
     helper(tmp_path, "echo 'gcloud has no account' >&2; exit 1")
     edit(root, "print(2)\n")
     with pytest.raises(UserError, match=f"no credentials for {registry.host}"):
-        code_push.push(spec, address)
+        push_code(spec, address)
     (tmp_path / "docker-credential-gcloud").unlink()
     with pytest.raises(UserError, match="docker-credential-gcloud"):
-        code_push.push(spec, address)
+        push_code(spec, address)
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------
@@ -769,23 +795,23 @@ def test_a_registry_that_cannot_be_reached_is_one_line(root: Path, trainyard: Co
 
 def test_images_that_were_only_started_are_not_pushed(spec: Spec) -> None:
     with pytest.raises(UserError, match=r"its code has not run: give 'smoke' in .*trainyard.yaml .*--allow-untested"):
-        publish.check_level(spec, "started")
+        publish.check_level(sources.of(spec), "started")
     for level in ("environment", "ran", "trained"):  # an environment has no code
-        publish.check_level(spec, level)
+        publish.check_level(sources.of(spec), level)
 
 
 def test_promote_refuses_untested_code(
     registry: Registry, address: str, spec: Spec, root: Path, remembered: str
 ) -> None:
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     for digest in (remembered, made["digest"]):
         for step in ("verify", "smoke"):
             state.record(spec.kept, step, digest, {"passed": True})
     for version in (made["digest"], made["tag"].rpartition(":")[2]):
         with pytest.raises(UserError, match="its code was never tested: run 'trainyard image' and 'trainyard push'"):
-            promotion.promote(spec, address, image=version)
-    promoted = promotion.promote(spec, address, image=TAG)
+            promote(spec, address, version)
+    promoted = promote(spec, address, TAG)
     assert promoted["tested"] == "started" and registry.tags["mine"] == remembered
 
 
@@ -817,7 +843,7 @@ def test_a_job_says_which_image_it_runs_when_it_was_pushed_and_how_far_it_was_te
 ) -> None:
     digest = pushed(labels=labels)
     before = datetime.datetime.now()
-    code_push.remember(spec, Repository(f"{address}/trainyard"), TAG, digest)
+    remember(spec, Repository(f"{address}/trainyard"), TAG, digest)
     minutes = {f"{one:%Y-%m-%d %H:%M}" for one in (before, datetime.datetime.now())}
     for registry in ([], ["--registry", address]):
         _, _, err = trainyard("job", "--platform", "gke", *registry)
@@ -842,17 +868,17 @@ def test_a_job_runs_the_code_that_was_pushed_last(
 
     before = (root / "train.py").read_text()
     edit(root)
-    made = code_push.push(spec, address)
+    made = push_code(spec, address)
     image, err = job()
     assert image == made["reference"] != f"{address}/trainyard@{remembered}"
     assert re.search(rf"(?m)^image {re.escape(made['tag'])}: pushed [0-9: -]+ with --code-only, not tested$", err)
     edit(root, before)
-    assert not code_push.push(spec, address)["changed"], "the image has its own code again"
+    assert not push_code(spec, address)["changed"], "the image has its own code again"
     image, err = job()
     assert image == f"{address}/trainyard@{remembered}"
     assert "--code-only" not in err
     edit(root)
-    assert code_push.push(spec, address)["digest"] == made["digest"]
+    assert push_code(spec, address)["digest"] == made["digest"]
     assert job()[0] == made["reference"]
 
 

@@ -30,7 +30,7 @@ from trainyard.oci import referrers, statements
 from trainyard.oci.referrers import Artifact
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.oci.statements import Opened
-from trainyard.release import claims, identities, predicates, publish
+from trainyard.release import claims, identities, predicates, publish, sources
 from trainyard.release.identities import Identity, IdentitySigner, TrustedIdentity
 from trainyard.release.keys import KeySigner
 from trainyard.spec import model
@@ -469,11 +469,11 @@ def test_a_changed_claim_fails_sign_in_one_line(
 def test_push_attaches_claims_that_the_identity_signs(
     sigstore: Sigstore, registry: Registry, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, spec = pushed_image(registry, fake_engine, monkeypatch), model.load("tf-cpu")
+    image, source = pushed_image(registry, fake_engine, monkeypatch), sources.of(model.load("tf-cpu"))
     address = f"{registry.host}/ml"
-    attached = publish.attach_claims(spec, address, image.digest, IdentitySigner(Context()))
+    attached = publish.attach_claims(source, address, image.digest, IdentitySigner(Context()))
     assert attached == ["signature", "sbom", "verify", "smoke"] and registry.tags == {}
-    assert publish.attach_claims(spec, address, image.digest, IdentitySigner(Context())) == []
+    assert publish.attach_claims(source, address, image.digest, IdentitySigner(Context())) == []
 
 
 def test_promote_takes_the_claims_of_the_identity_and_signs_a_summary(

@@ -17,10 +17,11 @@ from tests.unit.test_verify import changed, good
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.settings import state_folder
-from trainyard.lint.image import contents, core, evidence
+from trainyard.lint.image import contents, core
 from trainyard.lint.image.evidence import Evidence, Expected, expected
 from trainyard.oci import layer_contents, layers
 from trainyard.oci.layer_contents import Contents, Item
+from trainyard.recipe import Recipe
 from trainyard.spec import state
 
 LOWER, UPPER, OTHER = (f"sha256:{digit * 64}" for digit in "abc")
@@ -188,7 +189,7 @@ def test_what_engines_leave_behind_is_no_difference() -> None:
 def test_without_a_build_on_this_host_nothing_is_compared_and_that_is_said() -> None:
     evidence = changed(image(BUILT, {OTHER: {"opt/evil": FILE}}), expected=None)
     assert said(evidence) == []
-    assert contents.compared(evidence).startswith("files: not compared, as this host has no build of the spec")
+    assert contents.compared(evidence).startswith("files: not compared, as this host has no build of the recipe")
 
 
 def test_layers_that_cannot_be_read_are_not_compared_and_that_is_said() -> None:
@@ -199,26 +200,30 @@ def test_layers_that_cannot_be_read_are_not_compared_and_that_is_said() -> None:
     assert contents.compared(evidence).startswith("files: not compared, as this process cannot read")
 
 
-def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_inputs(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_layers_of_the_images_own_build_are_expected_else_those_of_the_same_recipe(
+    tmp_path: Path,
 ) -> None:
-    spec = good("tf-cpu").required_spec
-    monkeypatch.setattr(evidence.plan, "content_hash", lambda *_: "0123abcd")
+    recipe = good("tf-cpu").required_recipe
+    other = recipe.model_copy(update={"inputs": recipe.inputs | {"Dockerfile": "0" * 64}})
 
-    def record(digest: str, content: str, *diff_ids: str) -> None:
-        tag = f"tf-cpu-2.21.0-20261123-{content}-amd64"
-        facts = {"passed": True, "tag": tag, "index": "default", "base": "debian", "layers": list(diff_ids)}
-        state.record(spec.kept, "build", digest, facts)
+    def record(digest: str, recipe: Recipe, *diff_ids: str) -> None:
+        facts = {"passed": True, "recipe": recipe.text(), "layers": list(diff_ids)}
+        state.record(recipe.kept(tmp_path), "build", digest, facts)
         for diff_id in diff_ids:
-            layer_contents.keep(state_folder(), diff_id, {"a": FILE})
+            layer_contents.keep(tmp_path, diff_id, {"a": FILE})
 
-    record(LOWER, "0123abcd", LOWER)
-    record(UPPER, "89abcdef", UPPER)
-    own, same_inputs = expected(spec, UPPER), expected(spec, OTHER)
+    record(LOWER, recipe, LOWER)
+    record(UPPER, other, UPPER)
+    own, same_recipe = expected(recipe, UPPER, tmp_path), expected(recipe, OTHER, tmp_path)
     assert own is not None and list(own.layers) == [UPPER]
-    assert same_inputs is not None and list(same_inputs.layers) == [LOWER]
-    monkeypatch.setattr(evidence.plan, "content_hash", lambda *_: "ffffffff")
-    assert expected(spec, OTHER) is None, "the spec has changed since"
+    assert same_recipe is not None and list(same_recipe.layers) == [LOWER]
+    on_another_base = recipe.model_copy(
+        update={"built": recipe.built and recipe.built.model_copy(update={"base_digest": UPPER})}
+    )
+    found = expected(on_another_base, OTHER, tmp_path)
+    assert found is not None and list(found.layers) == [LOWER]
+    changed_since = recipe.model_copy(update={"inputs": {}})
+    assert expected(changed_since, OTHER, tmp_path) is None, "the spec has changed since"
 
 
 def test_layers_are_not_readable_in_place_if_the_engine_creates_no_container(fake_engine: FakeEngine) -> None:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import plans
 from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image, facts, fallback, plan, target_lock
-from trainyard.release import batch, publish
+from trainyard.image import base_image, dockerfile, facts, fallback, target_lock
+from trainyard.release import batch, publish, sources
 from trainyard.spec import framework, model, pylock
 from trainyard.spec.model import Spec
 
@@ -88,17 +89,16 @@ def test_what_has_a_version_keeps_it(index: PackageIndex, write_spec: Write) -> 
     assert spec.packages == ["tf-nightly==2.23.0.dev20261026", "keras-nightly==3.16.0.dev1"]
 
 
-def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec: Write) -> None:
+def test_the_day_is_recorded_and_part_of_the_tag(index: PackageIndex, write_spec: Write, tmp_path: Path) -> None:
     spec = locked(write_spec(SPEC))
     today = datetime.datetime.now(tz=datetime.UTC).date()
     assert abs(datetime.datetime.strptime(spec.day, "%Y%m%d").date() - today) <= datetime.timedelta(days=1)
-    (spec.folder / "Dockerfile").touch()
     contents = {name: dataclasses.replace(one, day="20261026") for name, one in target_lock.read(spec).items()}
     target_lock.write(spec, contents)
-    made = plan.make_plan(
-        model.load(str(spec.folder)), index="default", index_url="", base="b", base_digest="", notes=()
-    )
-    assert re.fullmatch(r"mine-2\.23\.0\.dev20261026-20261026-[0-9a-f]{8}", made.tag)
+    spec = model.load(str(spec.folder), context=Context(state=tmp_path))
+    dockerfile.write(dockerfile.rendered(spec))
+    made = plans.plan(spec)
+    assert re.fullmatch(r"mine-2\.23\.0\.dev20261026-20261026-[0-9a-f]{8}", made.built.tag)
 
 
 def test_the_next_lock_takes_what_has_been_released_since(index: PackageIndex, write_spec: Write) -> None:
@@ -268,14 +268,14 @@ class TestFallback:
     def test_a_push_of_the_nightly_names_what_was_built_in_its_place(self, fake_engine: FakeEngine) -> None:
         fake_engine.add("trainyard:xla-nightly-fallback")
         with pytest.raises(UserError) as error:
-            publish.image_to_push(model.load("xla-nightly"))
+            publish.image_to_push(sources.of(model.load("xla-nightly")))
         assert str(error.value) == (
             "no local image trainyard:xla-nightly: xla-nightly-fallback was built in its place; 'trainyard push "
             "xla-nightly-fallback' pushes that under its name"
         )
         fake_engine.images.clear()
         with pytest.raises(UserError, match="run 'trainyard image xla-nightly' first"):
-            publish.image_to_push(model.load("xla-nightly"))
+            publish.image_to_push(sources.of(model.load("xla-nightly")))
 
     def test_nothing_else_has_the_label(self) -> None:
         others = [target for target in model.targets() if target != "xla-nightly-fallback"]

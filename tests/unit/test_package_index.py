@@ -9,7 +9,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.common.errors import StepFailed
-from trainyard.image import build, package_index, resolver
+from trainyard.image import package_index, planning, resolver
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Section
 
@@ -67,7 +67,7 @@ def test_the_address_that_a_build_records_has_no_password(
     both = {(kind, index): "" for kind in ("framework", "requirements") for index in ("default", "pytorch-cpu")}
     spec = spec.with_lock(Lock({Section(spec.arch, kind, index): text for (kind, index), text in both.items()}))
     fake_engine.digest_at_registry = lambda _: "sha256:1"
-    assert build._reachable(spec)[1].index_url == address(index, "")
+    assert planning._reachable(spec)[1].index_url == address(index, "")
 
 
 def test_uv_locks_with_the_credentials_and_its_errors_show_none(

@@ -12,15 +12,19 @@ from tests.claims import CLAIMS
 from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.common.settings import state_folder
+from trainyard.image import recipes
 from trainyard.oci import image_index, image_store, registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import audit, claims, platform_index, promotion
+from trainyard.recipe import Named
+from trainyard.release import claims, platform_index, promotion, sources
 from trainyard.spec import architectures, model, naming, state
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.lock import Lock, Pin, Section
 
+Command = Callable[..., tuple[int, str, str]]
 OCI = "application/vnd.oci.image"
 ATTESTATION = {"digest": "sha256:0", "platform": {"os": "unknown", "architecture": "unknown"}}
 #: As a build with provenance makes it, and as Docker's library has it.
@@ -142,6 +146,11 @@ def test_an_index_never_mixes_targets_versions_or_platforms(
     assert says in str(error.value)
 
 
+@pytest.fixture
+def named() -> Named:
+    return recipes.named(model.load("tf-cpu"))
+
+
 def passed(name: str, digest: str) -> None:
     state.record(state_folder() / name, "verify", digest, {"passed": True})
     state.record(state_folder() / name, "smoke", digest, {"passed": True})
@@ -156,50 +165,51 @@ def pushed(stored: Registry, repository: Repository) -> Manifest:
 
 
 def test_an_index_is_promoted_and_rolled_back_as_a_whole(
-    stored: Registry, repository: Repository, pushed: Manifest
+    stored: Registry, repository: Repository, pushed: Manifest, named: Named
 ) -> None:
-    spec, address = model.load("tf-cpu", "amd64"), f"{stored.host}/ml"
     first = image_index.images(json.loads(pushed.body))
     passed("tf-cpu", first["linux/amd64"])
     passed("tf-cpu-arm64", first["linux/arm64"])
-    made = promotion.promote(spec, address, image=pushed.digest)
+    made = promotion.promote(named, repository, pushed.digest)
     assert set(made["tags"]) == {"tf-cpu", VERSION}
     assert stored.tags["tf-cpu"] == stored.tags[VERSION] == pushed.digest
     other = platform_index.make(repository, {AMD64: first["linux/amd64"]})
     repository.put(other.manifest, other.tag)
-    promotion.promote(spec, address, image=other.tag)
+    promotion.promote(named, repository, other.tag)
     assert stored.tags["tf-cpu"] == other.manifest.digest
-    assert promotion.rollback(spec, address)["tags"]["tf-cpu"] == [pushed.digest, other.manifest.digest]
+    assert promotion.rollback(named.name, repository)["tags"]["tf-cpu"] == [pushed.digest, other.manifest.digest]
     assert stored.tags["tf-cpu"] == pushed.digest
 
 
-def test_an_index_is_not_promoted_if_one_of_its_images_did_not_pass(stored: Registry, pushed: Manifest) -> None:
-    spec = model.load("tf-cpu", "amd64")
+def test_an_index_is_not_promoted_if_one_of_its_images_did_not_pass(
+    stored: Registry, repository: Repository, pushed: Manifest, named: Named
+) -> None:
     passed("tf-cpu", image_index.images(json.loads(pushed.body))["linux/amd64"])
     with pytest.raises(UserError) as error:
-        promotion.promote(spec, f"{stored.host}/ml", image=pushed.digest)
+        promotion.promote(named, repository, pushed.digest)
     assert "(linux/arm64) never passed verify and smoke" in str(error.value)
     assert "tf-cpu" not in stored.tags
 
 
 def test_the_index_that_is_promoted_by_default_is_that_of_this_hosts_images(
-    stored: Registry, pushed: Manifest, fake_engine: FakeEngine
+    stored: Registry, pushed: Manifest, fake_engine: FakeEngine, trainyard: Command
 ) -> None:
     images = image_index.images(json.loads(pushed.body))
     local = {"trainyard:tf-cpu": images["linux/amd64"], "trainyard:tf-cpu-arm64": images["linux/arm64"]}
     for name, digest in local.items():
         fake_engine.add(name, digest=digest)
         passed(name.partition(":")[2], digest)
-    promotion.promote(model.load("tf-cpu", "amd64"), f"{stored.host}/ml")
+    status, _, err = trainyard("promote", "tf-cpu", f"--registry={stored.host}/ml")
+    assert status == 0, err
     assert stored.tags["tf-cpu"] == pushed.digest
 
 
-def test_an_image_that_did_not_pass_is_in_no_index(fake_engine: FakeEngine) -> None:
+def test_an_image_that_did_not_pass_is_in_no_index(fake_engine: FakeEngine, named: Named) -> None:
     fake_engine.add("trainyard:tf-cpu", digest="sha256:1")
     fake_engine.add("trainyard:tf-cpu-arm64", digest="sha256:2")
     passed("tf-cpu", "sha256:1")
     state.record(state_folder() / "tf-cpu-arm64", "verify", "sha256:2", {"passed": True})
-    assert platform_index.images_of_host(model.load("tf-cpu", "amd64")) == {AMD64: "sha256:1"}
+    assert platform_index.images_of_host(named, Context()) == {AMD64: "sha256:1"}
 
 
 # --- an index of images that several hosts pushed ---------------------------------------------------------------------
@@ -214,11 +224,8 @@ def verified(stored: Registry, digest: str) -> str:
     return digest
 
 
-Index = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def index(trainyard: Index, stored: Registry) -> Index:
+def index(trainyard: Command, stored: Registry) -> Command:
     """Run ``trainyard image-index tf-cpu`` with the given images: exit status, stdout and stderr."""
 
     def run(*images: str) -> tuple[int, str, str]:
@@ -227,7 +234,7 @@ def index(trainyard: Index, stored: Registry) -> Index:
     return run
 
 
-def test_images_that_several_hosts_pushed_become_one_index(stored: Registry, index: Index) -> None:
+def test_images_that_several_hosts_pushed_become_one_index(stored: Registry, index: Command) -> None:
     one, other = verified(stored, put(stored, AMD64)), verified(stored, put(stored, ARM64))
     status, out, err = index(one, f"{VERSION}-20261122-01234567-arm64")
     made = json.loads(out)
@@ -242,7 +249,7 @@ def test_images_that_several_hosts_pushed_become_one_index(stored: Registry, ind
     assert (again["digest"], again["already_there"]) == (made["digest"], True)
 
 
-def test_a_platform_that_failed_elsewhere_is_named_and_not_in_the_index(stored: Registry, index: Index) -> None:
+def test_a_platform_that_failed_elsewhere_is_named_and_not_in_the_index(stored: Registry, index: Command) -> None:
     """A job that failed has no digest: the variable of the next job then has one less."""
     status, out, err = index("", verified(stored, put(stored, AMD64)))
     assert status == 0 and json.loads(out)["platforms"] == ["linux/amd64"]
@@ -251,7 +258,7 @@ def test_a_platform_that_failed_elsewhere_is_named_and_not_in_the_index(stored: 
 
 
 def test_an_index_of_one_host_and_an_image_of_another_become_one_index(
-    stored: Registry, repository: Repository, index: Index
+    stored: Registry, repository: Repository, index: Command
 ) -> None:
     """Both ran `make push`, one of them without ARCH."""
     first = platform_index.make(repository, {AMD64: verified(stored, put(stored, AMD64))})
@@ -283,7 +290,7 @@ def test_an_index_of_one_host_and_an_image_of_another_become_one_index(
     ],
 )
 def test_images_that_cannot_share_an_index_are_one_line(
-    stored: Registry, index: Index, images: Callable[[Registry], list[str]], says: str
+    stored: Registry, index: Command, images: Callable[[Registry], list[str]], says: str
 ) -> None:
     given = images(stored)
     before = dict(stored.tags)
@@ -317,12 +324,12 @@ def test_the_only_image_of_a_local_index_is_read_whatever_its_architecture() -> 
 
 
 def test_a_target_without_the_lock_of_another_platform_is_audited(write_spec: Callable[..., str]) -> None:
-    """A spec that extends a target that got another platform since: push audits it."""
+    """A spec that extends a target that got another platform since."""
     spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
-    pins = {
+    locked = {
         "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,)),
         "requirements": Pin("einops", "0.8.2", ("0" * 64,)),
     }
-    spec = spec.with_lock(Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
-    found = audit.pinned(spec)
-    assert found["einops"] == {"0.8.2"} and "tensorflow-cpu" in found
+    spec = spec.with_lock(Lock({Section("amd64", kind): pin.text() for kind, pin in locked.items()}))
+    pins = sources.pins(spec)
+    assert pins["einops"] == {"0.8.2"} and "tensorflow-cpu" in pins

@@ -17,6 +17,7 @@ from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
+from trainyard.image import recipes
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
 from trainyard.release import promotion, publish
@@ -181,9 +182,8 @@ def test_a_push_is_repeated_if_another_still_sends_its_blobs(
     assert pushed == [("a", "uploaded")] + ([] if words else [("b", "uploaded")])
 
 
-def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_floating_tags_of_a_local_version_have_no_plus(tmp_path: Path) -> None:
     """Registries refuse a plus."""
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     labels = {"io.trainyard.target": "xla-nightly", "io.trainyard.framework": "torch_xla==2.10.0+git0123abc"}
     config = json.dumps({"os": "linux", "architecture": "amd64", "config": {"Labels": labels}}).encode()
     kind = "application/vnd.oci.image"
@@ -194,6 +194,7 @@ def test_floating_tags_of_a_local_version_have_no_plus(monkeypatch: pytest.Monke
         digest = stored.put_manifest("pushed", f"{kind}.manifest.v1+json", json.dumps(manifest).encode())
         for step in ("verify", "smoke"):
             state.record(tmp_path / "xla-nightly", step, digest, {"passed": True})
-        made = promotion.promote(load("xla-nightly"), f"{stored.host}/ml", image="pushed")
+        repository = Repository(f"{stored.host}/ml/trainyard", tmp_path)
+        made = promotion.promote(recipes.named(load("xla-nightly")), repository, "pushed")
         assert list(made["tags"]) == ["xla-nightly-2.10.0_git0123abc", "xla-nightly"]
         assert set(stored.tags) == {"pushed", *made["tags"]}

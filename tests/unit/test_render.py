@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import target_locks
+from tests import plans, target_locks
 
-from trainyard import cli
+from trainyard import cli, recipe
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile as render
+from trainyard.image import recipes
 from trainyard.project import generated
 from trainyard.spec import model, naming
 from trainyard.spec.catalog import debian_bases
@@ -59,38 +60,37 @@ def test_the_image_stage_holds_nothing_but_linked_copies(target: str) -> None:
 
 def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path) -> None:
     """It is in the immutable tag: the same image must have the same tag."""
-    from trainyard.image.plan import changed_inputs, content_hash, inputs
-
-    copied = tmp_path / "tf-cpu"
-    shutil.copytree(model.load("tf-cpu").folder, copied)
-    before = inputs(model.load(str(copied)), "default")
-    assert {f"templates/steps/{path.relative_to(STEPS)}" for path in PROGRAMS} <= set(before)
-    assert changed_inputs(model.load("tf-cpu"), "default", before) == ()
-    of_copy = content_hash(model.load(str(copied)), "default", "base")
-    assert of_copy == content_hash(model.load("tf-cpu"), "default", "base")
+    copied, elsewhere = tmp_path / "tf-cpu", tmp_path / "elsewhere" / "tf-cpu"
+    for folder in (copied, elsewhere):
+        shutil.copytree(model.load("tf-cpu").folder, folder)
+    before, same = recipes.make(model.load(str(copied))), recipes.make(model.load(str(elsewhere)))
+    assert {f"templates/steps/{path.relative_to(STEPS)}" for path in PROGRAMS} <= set(before.inputs)
+    assert before.content_hash("base") == same.content_hash("base") != before.content_hash("another base")
+    of_catalog = recipes.make(model.load("tf-cpu"))
+    assert list(recipe.differences(before, of_catalog)) == [("source", "image.yaml", "images/tf-cpu/image.yaml")]
     content = model.load(str(copied)).lock
     assert isinstance(content, Lock)
     section = Section("amd64", "requirements")
-    changed = content.sections[section] + Pin("more", "1", ("0" * 64,), 5_000).text()
-    target_locks.write(copied, Lock({**content.sections, section: changed}), "3.13")
-    assert content_hash(model.load(str(copied)), "default", "base") != of_copy
-    assert changed_inputs(model.load(str(copied)), "default", before) == ("pylock.toml [requirements]",)
-    assert changed_inputs(model.load(str(copied)), "default", {}) == ()
+    longer = content.sections[section] + Pin("more", "1", ("0" * 64,), 5_000).text()
+    target_locks.write(copied, Lock({**content.sections, section: longer}), "3.13")
+    after = recipes.make(model.load(str(copied)))
+    assert after.content_hash("base") != before.content_hash("base")
+    assert [name for name in after.inputs if after.inputs[name] != before.inputs[name]] == [
+        "pylock.toml [requirements]"
+    ]
 
 
 @pytest.mark.parametrize("target", ALL)
 def test_every_argument_that_is_passed_is_declared_and_used(
-    target: str, inspect_base: Callable[[model.Spec], Path]
+    target: str, inspect_base: Callable[[model.Spec], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """BuildKit does not warn about a build argument that no ARG declares."""
-    from trainyard.image.plan import make_plan
-
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     loaded = model.load(target)
     if not loaded.version_known:
         loaded = model.load(str(inspect_base(loaded)))
     text = render.dockerfile(loaded)
-    plan = make_plan(loaded, index="default", index_url="", base="base", base_digest="", notes=())
-    for name in plan.build_args():
+    for name in plans.plan(loaded).arguments:
         if name == "SOURCE_DATE_EPOCH":  # BuildKit's own
             continue
         assert re.search(rf"^ARG (?:.* )?{name}\b", text, re.M), f"{name} is passed but not declared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 import subprocess
 import sys
 import types
@@ -18,7 +19,7 @@ from tests.fakes.engine import FakeEngine, Ran
 from trainyard.common.errors import UserError
 from trainyard.image import facts, local_run
 from trainyard.image.local_run import Host, Request
-from trainyard.release import publish, pushes
+from trainyard.release import pushes
 from trainyard.spec import model, state
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
@@ -365,9 +366,15 @@ def image_of(workspace: Callable[..., Spec], tmp_path: Path) -> Callable[..., tu
     return make
 
 
+@pytest.mark.parametrize("tag", ["mine", "mine-candidate"])
 @pytest.mark.parametrize("label", ["config", "lock", "code"])
 def test_the_image_of_another_repository_of_that_name_is_neither_run_nor_pushed(
-    image_of: Callable[..., tuple[Spec, Any]], monkeypatch: pytest.MonkeyPatch, label: str
+    image_of: Callable[..., tuple[Spec, Any]],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    trainyard: Command,
+    label: str,
+    tag: str,
 ) -> None:
     spec, image = image_of("/home/me/other", **{label: "another"})
     said = (
@@ -376,10 +383,10 @@ def test_the_image_of_another_repository_of_that_name_is_neither_run_nor_pushed(
     )
     with pytest.raises(UserError, match=said):
         local_run.check_own(spec, image)
-    monkeypatch.setattr(publish.audit, "require", lambda spec: None)
-    monkeypatch.setattr(publish, "image_to_push", lambda spec: image)
-    with pytest.raises(UserError, match=said):
-        publish.push(spec, "registry.example/ml")
+    fake_engine.add(f"trainyard:{tag}", digest=image.id, labels=image.labels)
+    monkeypatch.chdir(spec.folder)
+    status, out, err = trainyard("push", "--registry=registry.example/ml", BUILD=str(spec.context.state))
+    assert (status, out) == (2, "") and re.search(said, err.removeprefix("push: ").rstrip())
 
 
 def test_the_image_of_a_copy_and_an_image_that_is_out_of_date_are_ones_own(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.registry import Registry, sha256
 
+from trainyard.image import recipes
 from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
@@ -100,9 +101,9 @@ def test_hashes_come_from_the_locks(image: Image) -> None:
 
 
 def test_every_locked_package_has_hashes() -> None:
-    spec = load("xla")
-    hashes = sbom.locked_hashes(spec, "default")
-    assert {name for name, _ in hashes} == set(spec.locked().versions)
+    recipe = recipes.make(load("xla"))
+    hashes = sbom.locked_hashes(recipe)
+    assert {name for name, _ in hashes} == set(recipe.versions)
     assert all(len(one) == 64 for some in hashes.values() for one in some) and all(hashes.values())
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests import plans
 
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, facts
+from trainyard.image import dockerfile, facts, recipes
 from trainyard.spec import architectures, catalog, model, naming, pylock
 from trainyard.spec.lock import Lock, Section
 
@@ -293,17 +294,17 @@ def test_a_framework_must_come_from_somewhere(write_spec: WriteSpec, spec_text: 
     assert "none given" in refusal(write_spec, spec_text.replace("  packages: [tensorflow-cpu==2.21.0]\n", ""))
 
 
-def test_a_nightly_has_the_versions_in_its_base(
-    inspect_base: Callable[[model.Spec], Path],
-) -> None:
+def test_a_nightly_has_the_versions_in_its_base(inspect_base: Callable[[model.Spec], Path], tmp_path: Path) -> None:
     unlocked = model.load("xla-nightly")
-    found = model.load(str(inspect_base(unlocked)))
+    found = model.load(str(inspect_base(unlocked)), context=Context(state=tmp_path))
     assert found.version_known
     assert found.version == "2.10.0+git0123abc"
     assert "libtpu==0.0.30.dev20260101" in found.packages
     assert found.version_tag() == "xla-nightly-2.10.0_git0123abc", "tags have no +"
-    made = plan.make_plan(found, index="default", index_url="", base="x", base_digest="", notes=())
-    assert made.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), "the day on which its base was inspected"
+    made = plans.plan(found)
+    assert made.built.tag.startswith("xla-nightly-2.10.0_git0123abc-20261120-"), (
+        "the day on which its base was inspected"
+    )
     assert found.locked().versions["torch"] == "2.10.0"
     assert found.locked().versions["fsspec"] != "2025.1.0", "locked packages precede those of the base"
 
@@ -314,7 +315,7 @@ def test_the_dockerfile_of_a_nightly_does_not_depend_on_the_versions_in_the_base
     unlocked = model.load("xla-nightly")
     found = model.load(str(inspect_base(unlocked)))
     assert "2.10.0" not in dockerfile.dockerfile(found)
-    assert json.loads(dockerfile.image_json(found))["versions"]["torch_xla"] == "2.10.0+git0123abc"
+    assert recipes.make(found).framework.packages["torch-xla"] == "2.10.0+git0123abc"
 
 
 def test_a_damaged_record_of_a_base_is_one_line(inspect_base: Callable[[model.Spec], Path]) -> None:

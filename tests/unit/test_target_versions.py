@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import plans
 
+from trainyard.common.context import Context
 from trainyard.common.errors import UserError
-from trainyard.image import plan
 from trainyard.spec import model
 
 Result = tuple[int, str, str]
@@ -24,8 +25,8 @@ def test_a_version_has_other_packages_and_everything_else_of_its_target() -> Non
     assert all(getattr(version, name) == getattr(target, name) for name in same)
 
 
-def test_its_name_is_a_tag_and_the_only_one() -> None:
-    version = model.load("gpu-2.7", "amd64")
+def test_its_name_is_a_tag_and_the_only_one(tmp_path: Path) -> None:
+    version = model.load("gpu-2.7", "amd64", context=Context(state=tmp_path))
     assert (version.target, version.local_name, version.command("lock")) == (
         "gpu-2.7",
         "gpu-2.7",
@@ -34,8 +35,8 @@ def test_its_name_is_a_tag_and_the_only_one() -> None:
     with pytest.raises(UserError, match=r"unknown target 'gpu@2.7' \(did you mean 'gpu-2.7'\?\)"):
         model.load("gpu@2.7")
     assert "gpu-2.7" in model.targets() and "gpu-2.7" in [spec.target for spec in model.catalogue()]
-    made = plan.make_plan(version, index="default", index_url="", base="b", base_digest="", notes=())
-    assert made.tag.startswith("gpu-2.7-2.7.1-") and made.floating_tags[0] == "gpu-2.7"
+    made = plans.plan(version)
+    assert made.built.tag.startswith("gpu-2.7-2.7.1-") and made.recipe.tags[0] == "gpu-2.7"
 
 
 def test_a_repository_may_extend_it(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zstandard
+from tests.fakes.engine import FakeEngine
 from tests.workspaces import lock
 
 from trainyard.common.errors import StepFailed, UserError
@@ -26,7 +26,7 @@ from trainyard.lint.image import core as rules
 from trainyard.lint.image import verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.lint.waivers import Waiver
-from trainyard.oci import docker_engine, layers, probe, secret_scan
+from trainyard.oci import layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, Library, ProbeResult
 from trainyard.recipe import DIGEST, Built, Recipe
 from trainyard.recipe import digest as digest_of
@@ -1088,7 +1088,10 @@ def test_wheels_that_a_user_chose_may_bring_the_same_file_with_different_content
 def test_wheels_that_a_user_chose_may_have_a_path_in_common(
     repository: Evidence, stages: tuple[str, str], note: bool
 ) -> None:
-    image = repository
+    recipe = repository.required_recipe
+    added = (recipe.layers[-1].model_copy(update={"stage": name, "pins": recipe.layers[2].pins}) for name in stages)
+    wheels = (layer for layer in added if layer.stage.startswith("wheel"))
+    image = changed(repository, recipe=recipe.model_copy(update={"layers": (*recipe.layers, *wheels)}))
     for stage, content in zip(stages, (b"a", b"b"), strict=True):
         image = with_layer({"x/a.py": content}, stage=stage)(image)
     (finding,) = rules.check(image)["no_path_stored_twice"]
@@ -1162,14 +1165,14 @@ def test_an_unknown_target_lists_the_valid_ones(trainyard: Callable[..., tuple[i
 
 
 def test_the_result_of_an_image_that_failed_is_printed_as_json(
-    trainyard: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    trainyard: Callable[..., tuple[int, str, str]], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = {"passed": False, "findings": [{"rule": "image_is_its_recipe"}]}
 
     def verified(*_: object, **__: object) -> None:
         raise verify.VerifyFailed("any:tag does not match its recipe: label x", facts)
 
-    monkeypatch.setattr(docker_engine, "pull", lambda _: SimpleNamespace(labels={}, attrs={}))
+    fake_engine.add("any:tag")
     monkeypatch.setattr(verify, "verify", verified)
     status, out, err = trainyard("verify", "--image=any:tag", "--json")
     assert (status, json.loads(out)) == (1, facts)

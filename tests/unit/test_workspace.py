@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests import plans
 from tests.fakes.engine import FakeEngine
 from tests.workspaces import added, lock, repository
 
 from trainyard.common import console
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import build, dockerfile, facts, offline, plan
+from trainyard.image import build, dockerfile, facts, offline, planning
+from trainyard.image.plan import Plan
 from trainyard.release import candidate
 from trainyard.spec import model, state, workspace
 from trainyard.spec.lock import Pin
@@ -205,7 +208,7 @@ def test_everything_below_the_code_is_built_as_for_the_parent(write: Write) -> N
     own, parent = stages(locked()), stages(dockerfile.dockerfile(model.load("xla")))
     assert {"system", "libraries", "tools", "wheel-torch", "wheels-1", "wheels-4", "site"} <= parent.keys()
     assert own.keys() - parent.keys() == {"code"}
-    assert {name for name in parent if own[name] != parent[name]} == {"about", "image"}
+    assert {name for name in parent if own[name] != parent[name]} == {"image"}
 
 
 @pytest.mark.parametrize(
@@ -295,10 +298,10 @@ def test_the_revision_is_the_commit_of_the_users_repository(write: Write) -> Non
     git("add", "trainyard.yaml")
     git("commit", "-q", "-m", "Add the image")
     found = repository().root
-    plan._git.cache_clear()
+    facts._git.cache_clear()
     assert facts.revision(found) == git("rev-parse", "HEAD")
     path.write_text("extends: xla\n", encoding="utf-8")
-    plan._git.cache_clear()
+    facts._git.cache_clear()
     assert facts.revision(found) == git("rev-parse", "HEAD") + "-dirty"
 
 
@@ -306,7 +309,7 @@ def test_a_build_without_a_network_needs_what_fetch_has_kept(monkeypatch: pytest
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
     with pytest.raises(UserError, match="nothing was downloaded for tf-cpu: run 'trainyard dev fetch tf-cpu'"):
-        build.plan_for(model.load("tf-cpu"))
+        planning.plan_for(model.load("tf-cpu"))
 
 
 def test_a_build_without_a_network_asks_neither_index_nor_registry(
@@ -315,25 +318,27 @@ def test_a_build_without_a_network_asks_neither_index_nor_registry(
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("an offline build asked a server")
 
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
-    monkeypatch.setattr(build.package_index, "choose", unexpected)
-    monkeypatch.setattr(build.base_image, "resolve", unexpected)
-    sources = offline.Sources(
+    state_folder = tmp_path / "state"
+    monkeypatch.setenv("TRAINYARD_BUILD", str(state_folder))
+    copy = plans.with_index("cpu", "pytorch-cpu", tmp_path)
+    monkeypatch.setattr(planning.package_index, "choose", unexpected)
+    monkeypatch.setattr(planning.base_image, "resolve", unexpected)
+    sources = plans.sources(
         index="pytorch-cpu", index_url="https://index.example", base="registry.example/debian@sha256:1",
-        base_digest="sha256:1", build_base="", pythons={}, notes=["a note"],
+        base_digest="sha256:1", notes=["a note"],
     )  # fmt: skip
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "fetched.json").write_text(sources.model_dump_json(), encoding="utf-8")
-    monkeypatch.setattr(plan, "content_hash", lambda *_: "00000000")
+    (state_folder / "cpu").mkdir(parents=True)
+    (state_folder / "cpu" / "fetched.json").write_text(sources.model_dump_json(), encoding="utf-8")
     monkeypatch.setenv("TRAINYARD_OFFLINE", "1")
-    found = build.plan_for(model.load("cpu"))
-    assert (found.index, found.base, found.notes) == ("pytorch-cpu", "registry.example/debian@sha256:1", ("a note",))
+    found = planning.plan_for(model.load(str(copy)))
+    assert (found.recipe.index, found.built.base) == ("pytorch-cpu", "registry.example/debian@sha256:1")
+    assert (found.sources, found.built.notes) == (sources, ("a note",))
     with pytest.raises(UserError, match="nothing was downloaded for cpu: run 'trainyard dev fetch cpu'"):
         offline.contexts(found)  # its bases were removed
     arguments = build.bake_arguments(found, compression="zstd")
     assert "cpu.args.HTTPS_PROXY=http://127.0.0.1:9" in arguments
     monkeypatch.delenv("TRAINYARD_OFFLINE")
-    found = dataclasses.replace(found, spec=model.load("cpu"))
+    found = dataclasses.replace(found, context=Context())
     assert not any("PROXY" in word for word in build.bake_arguments(found, compression="zstd"))
 
 
@@ -343,18 +348,21 @@ def test_a_fallback_of_the_build_is_one_warning(
     trainyard: Callable[..., tuple[int, str, str]],
     fake_engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The build warns when it takes it; --quiet leaves out the lines at the end, and not the warning."""
     note = "base debian:12 is unreachable: built on trainyard-base:debian-12"
-    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (note,), "cpu-1", ("cpu",))
 
-    def make(_spec: model.Spec, **_how: object) -> dict[str, object]:
-        for one in planned.notes:
+    def make(planned: Plan, *_: object, **_how: object) -> dict[str, object]:
+        for one in planned.built.notes:
             console.warn(one)
         verified = {"packages": 1, "size": 1, "layers": [], "seconds": 1.0}
         facts = {"digest": "sha256:1", "seconds": 1.0}
-        return {"image": "trainyard:cpu", "plan": planned, "build": facts, "verify": verified, "smoke": facts}
+        built = facts | {"recipe": planned.recipe.text()}
+        return {"image": "trainyard:cpu", "tag": "cpu-1", "build": built, "verify": verified, "smoke": facts}
 
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    monkeypatch.setattr(planning, "plan_for", lambda spec: plans.plan(spec, notes=[note]))
     monkeypatch.setattr(candidate, "make", make)
     status, _, err = trainyard("image", "cpu", *(["--quiet"] if quiet else []))
     assert status == 0
@@ -363,11 +371,15 @@ def test_a_fallback_of_the_build_is_one_warning(
 
 
 def test_a_candidate_that_was_removed_before_it_got_its_name_is_one_line(
-    trainyard: Callable[..., tuple[int, str, str]], fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    trainyard: Callable[..., tuple[int, str, str]],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """As by 'docker rmi' while it is tested."""
-    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
-    made = contextlib.nullcontext((planned, {"digest": "sha256:1"}))
+    made = contextlib.nullcontext({"digest": "sha256:1"})
+    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    monkeypatch.setattr(planning, "plan_for", plans.plan)
     monkeypatch.setattr(build, "building", lambda *_, **__: made)
     monkeypatch.setattr(state, "recall", lambda *_: {"passed": True})
     status, _, err = trainyard("image", "cpu")
@@ -390,14 +402,13 @@ def test_an_image_whose_provenance_could_not_be_made_gets_no_name(
         raise StepFailed("cpu: building sha256:1 again for its provenance gave another digest")
 
     def passed(*given: object, **_how: object) -> dict[str, object]:
-        tested.append(str(given[-1]))
+        tested.append(str(given[1]))
         if len(tested) == 2:
             ended.set()
         return {"passed": True}
 
-    planned = plan.Plan(model.load("cpu"), "default", "", "trainyard-base", "", (), "cpu-1", ("cpu",))
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
-    monkeypatch.setattr(build, "plan_for", lambda _: planned)
+    monkeypatch.setattr(planning, "plan_for", plans.plan)
     monkeypatch.setattr(build, "_build", lambda *_, **__: ({"digest": "sha256:1"}, []))
     monkeypatch.setattr(build.layer_contents, "take", lambda *_: ["sha256:2"])
     monkeypatch.setattr(build.state, "record", lambda *_: None)

@@ -25,7 +25,7 @@ from tests.workspaces import versions as pinned
 import trainyard as package
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import dockerfile, plan, repository_lock, resolver
+from trainyard.image import dockerfile, recipes, repository_lock, resolver
 from trainyard.spec import lock as locks
 from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock, Pin, Section, parse
@@ -80,7 +80,7 @@ def versions(spec: Spec) -> dict[str, str]:
 def content_hash(spec: Spec) -> str:
     """Return the hash of an image of a repository, whose Dockerfile is rendered; its code's layer is empty."""
     (spec.build_folder / "code.tar").touch()
-    return plan.content_hash(fresh(spec), "default", "debian")
+    return recipes.make(fresh(spec)).content_hash("debian")
 
 
 def origin(spec: Spec) -> locks.Origin:

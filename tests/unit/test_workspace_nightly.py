@@ -16,7 +16,8 @@ from tests.workspaces import versions as pinned
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_contents, build, dockerfile, repository_lock
+from trainyard.image import base_contents, dockerfile, planning, repository_lock
+from trainyard.image.plan import Plan
 from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, ProbeResult
 from trainyard.spec import lock as locks
@@ -135,9 +136,9 @@ def content(spec: Spec) -> Lock:
     return found
 
 
-def planned(spec: Spec) -> build.Plan:
+def planned(spec: Spec) -> Plan:
     """The plan of a build, which locks first."""
-    return build.plan_for(spec)
+    return planning.plan_for(spec)
 
 
 def test_the_lock_records_the_base_and_what_the_base_lacks(write: Write, registry: Registry) -> None:
@@ -162,13 +163,14 @@ def test_the_lock_records_the_base_and_what_the_base_lacks(write: Write, registr
 
 def test_the_image_is_built_on_the_locked_digest(write: Write) -> None:
     plan = planned(write())
-    assert plan.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}"
-    assert plan.spec.version == "2.10.0+git0123abc"
-    assert plan.tag.startswith("repository-2.10.0_git0123abc-")
-    arguments = plan.build_args()
+    assert plan.sources.base == plan.recipe.base.reference == f"{model.bases()['xla-nightly'].image}@{DIGEST}"
+    assert plan.recipe.version == "2.10.0+git0123abc"
+    assert plan.built.tag.startswith("repository-2.10.0_git0123abc-")
+    arguments = plan.arguments
     assert (arguments["BASE_DIGEST"], arguments["PYTHON"]) == (DIGEST, "/usr/local/bin/python3")
-    assert arguments["CODE"] == plan.code != ""
-    text = dockerfile.dockerfile(plan.spec)
+    assert arguments["CODE"] == plan.recipe.labels["io.trainyard.code"] != ""
+    text = plan.dockerfile.read_text(encoding="utf-8")
+    assert text == dockerfile.dockerfile(repository())
     assert "COPY --link --from=site " in text and "COPY --link --from=code " in text and "2.10.0" not in text
 
 
@@ -178,11 +180,11 @@ def test_a_newer_nightly_changes_nothing_until_it_is_upgraded(write: Write, regi
     registry.installed["torch-xla"] = ("2.11.0+git4567def", ["numpy"])
     assert planned(write()) == before
     relock(write("einops\ntqdm\n"))
-    assert planned(repository()).base == before.base
+    assert planned(repository()).sources.base == before.sources.base
     relock(repository(), upgrade_packages=["einops"])
     assert len(registry.inspected) == 1
     relock(repository(), upgrade=True)
-    assert planned(repository()).base_digest == NEWER
+    assert planned(repository()).sources.base_digest == NEWER
     assert repository().version == "2.11.0+git4567def"
 
 
@@ -269,26 +271,28 @@ def test_another_base_is_locked_and_a_mirror_of_the_same_is_built_on(
     before = spec.lock_file.read_bytes()
     monkeypatch.setenv("TRAINYARD_BASE", f"mirror.example/xla@{DIGEST}")
     plan = planned(repository())
-    assert (plan.base, plan.base_digest) == (f"mirror.example/xla@{DIGEST}", DIGEST)
+    assert (plan.sources.base, plan.sources.base_digest) == (f"mirror.example/xla@{DIGEST}", DIGEST)
     assert spec.lock_file.read_bytes() == before
 
     monkeypatch.setenv("TRAINYARD_BASE", model.bases()["xla-nightly"].image)
-    assert planned(repository()).base == f"{model.bases()['xla-nightly'].image}@{DIGEST}", "not what the tag is now"
+    assert planned(repository()).sources.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}", (
+        "not what the tag is now"
+    )
 
     monkeypatch.setenv("TRAINYARD_BASE", "registry.example/xla:own")
     with pytest.raises(StepFailed, match="needs to be updated"):
         relock(repository(), check=True)
-    assert planned(repository()).base == registry.inspected[-1] == "registry.example/xla:own"
+    assert planned(repository()).sources.base == registry.inspected[-1] == "registry.example/xla:own"
     monkeypatch.delenv("TRAINYARD_BASE")
     plan = planned(repository())
-    assert plan.base == "registry.example/xla:own", "a lock has one base, on every machine"
-    assert plan.notes == ("base registry.example/xla:own has no digest, as it comes from no registry",)
+    assert plan.sources.base == "registry.example/xla:own", "a lock has one base, on every machine"
+    assert plan.built.notes == ("base registry.example/xla:own has no digest, as it comes from no registry",)
 
 
 def test_a_base_with_a_digest_is_recorded_with_it(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_BASE", f"mirror.example/xla@{NEWER}")
     plan = planned(write())
-    assert (plan.base_digest, plan.notes) == (NEWER, ())
+    assert (plan.built.base_digest, plan.built.notes) == (NEWER, ())
 
 
 def test_a_base_that_cannot_be_reached_is_one_line_and_no_lock(write: Write, registry: Registry) -> None:

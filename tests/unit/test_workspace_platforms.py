@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import workspaces
+from tests import plans, workspaces
 from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, build_backends, dockerfile, offline, plan, repository_lock
+from trainyard.image import base_image, build_backends, dockerfile, planning, repository_lock
 from trainyard.spec import architectures, model, workspace
 from trainyard.spec import lock as locks
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
@@ -380,11 +380,8 @@ def test_it_is_compiled_in_the_build_base_only_if_that_is_of_the_platform(
     """A base that was bootstrapped is for one platform; an offline build has the build base for the engine's."""
     relock(write(more=BOTH + COMPILE % ""))
     fake_engine.architecture = engine.name
-    found = offline.Sources(
-        index="default", index_url="", base="base", base_digest="", build_base="old", pythons={}, notes=[]
-    )
-    monkeypatch.setattr(build, "_reachable", lambda spec: (spec, found))
-    made = build.plan_for(on(wanted)).build_args()
+    monkeypatch.setattr(planning, "_reachable", lambda spec: (spec, plans.sources(build_base="old")))
+    made = planning.plan_for(on(wanted)).arguments
     assert (made["BUILD_BASE"], made["COMPILE_BASE"]) == ("old", expected)
 
 
@@ -405,9 +402,9 @@ def test_the_tags_of_images_end_with_their_architecture_and_have_other_hashes(wr
     for one in model.each_platform(model.load(None)):
         dockerfile.write(dockerfile.rendered(one))
         (one.build_folder / "code.tar").touch()
-        made = plan.make_plan(one, index="default", index_url="", base="base", base_digest="", notes=())
-        tags.append(made.tag)
-        assert (made.local, made.floating_tags) == (f"trainyard:{one.local_name}", ("mine", "mine-2.21.0"))
+        made = plans.plan(one)
+        tags.append(made.built.tag)
+        assert (made.recipe.local, made.recipe.tags) == (f"trainyard:{one.local_name}", ("mine", "mine-2.21.0"))
         assert f"\nENV WHEEL_PLATFORM={one.architecture.machine}-manylinux_2_40\n" in dockerfile.dockerfile(one)
     assert [tag.rpartition("-")[2] for tag in tags] == ["amd64", "arm64"]
     assert len({tag.split("-")[3] for tag in tags}) == 2

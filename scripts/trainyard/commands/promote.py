@@ -85,7 +85,7 @@ def command(
         signer = signers.signer(key, "promote", keyless=keyless, context=context)
         trust = signers.trust(public_key, certificate_identity, certificate_oidc_issuer, "promote", context=context)
         demanded = _demanded(kinds, signer, trust)
-    named, source, version = _image(context, target, check_address(registry), image)
+    named, source, version = _image(context, target, registry, image)
     made = promotion.promote(named, source, version, to=destination, demanded=demanded)
     if made["claims"]:
         console.say(f"claims that were checked: {', '.join(made['claims'])}")
@@ -98,16 +98,19 @@ def command(
     console.result(made, as_json=as_json)
 
 
-def _image(context: Context, target: str | None, address: str, image: str | None) -> tuple[Named, Repository, str]:
+def _image(
+    context: Context, target: str | None, registry: str | None, image: str | None
+) -> tuple[Named, Repository, str]:
     """Return whose tags are moved, the repository, and the tag or digest of the image there."""
     from trainyard.image import recipes
-    from trainyard.oci.registry import Repository
-    from trainyard.release import platform_index
+    from trainyard.oci.registry import Repository, check_address
+    from trainyard.release import platform_index, promotion
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
     spec = load(target, context=context)
-    named, repository = recipes.named(spec), Repository(f"{address}/{NAME}", context.state)
+    named, repository = recipes.named(spec), Repository(f"{check_address(registry)}/{NAME}", context.state)
+    promotion.check_promoted(named)  # before this host is asked for an image
     return named, repository, image or platform_index.version_of_host(named, repository, spec.architecture, context)
 
 

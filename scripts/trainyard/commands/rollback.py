@@ -30,8 +30,8 @@ def command(context: Context, target: str | None, registry: str | None, as_json:
     from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
 
-    repository = Repository(f"{check_address(registry)}/{NAME}", context.state)
-    made = promotion.rollback(load(target, context=context).target, repository)
+    name = load(target, context=context).target
+    made = promotion.rollback(name, Repository(f"{check_address(registry)}/{NAME}", context.state))
     for tag, (digest, before) in made["tags"].items():
         console.say(f"{made['repository']}:{tag} is {digest[:19]} again, was {before[:19]}")
     console.result(made, as_json=as_json)

@@ -10,7 +10,6 @@ import click
 
 from trainyard.common import options
 from trainyard.common.context import Context
-from trainyard.spec.naming import LABELS
 
 if TYPE_CHECKING:
     from trainyard.recipe import Recipe
@@ -67,7 +66,7 @@ def _wanted(context: Context, target: str | None, image: str | None) -> tuple[Re
     """
     from trainyard.image import recipes
     from trainyard.spec.model import load, targets
-    from trainyard.spec.naming import default_reference
+    from trainyard.spec.naming import LABELS, default_reference
 
     if not image:
         spec = load(target, context=context)
@@ -82,5 +81,5 @@ def _wanted(context: Context, target: str | None, image: str | None) -> tuple[Re
         logger.info(f"{image} is labelled as {named}: '{command}' compares it with that recipe, too")
     arch = str(local.attrs.get("Architecture"))
     if given and arch != given.arch and f"linux/{arch}" in given.platforms:
-        given = load(target, arch, context)
+        given = load(target, arch, context=context)
     return (recipes.for_image(given, local.labels) if given else None), image

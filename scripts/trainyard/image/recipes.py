@@ -210,8 +210,8 @@ def every(spec: Spec) -> list[Recipe]:
     return made
 
 
-def write(recipe: Recipe, state_folder: Path) -> None:
-    """Write a recipe where the build reads it: into the folder that is the context ``recipe``."""
-    folder = state.own(recipe.kept(state_folder)) / "recipe"
-    folder.mkdir(exist_ok=True)
-    (folder / FILE).write_text(recipe.text(), encoding="utf-8")
+def write(recipe: Recipe, folder: Path) -> None:
+    """Write a recipe into the build context ``recipe``, which is in the state folder ``folder``."""
+    context = state.own(recipe.kept(folder)) / "recipe"
+    context.mkdir(exist_ok=True)
+    (context / FILE).write_text(recipe.text(), encoding="utf-8")

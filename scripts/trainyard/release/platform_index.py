@@ -95,10 +95,10 @@ def check_passed(named: Named, repository: Repository, version: str, members: Ma
             f"{version} at {repository.name} was made by 'trainyard push --code-only', and its code was never tested: "
             f"run '{named.command('image')}' and '{named.command('push')}'"
         )
-    state_folder = repository.state
-    folders = {one.platform: named.kept_for(state_folder, one) for one in named.architectures}
+    state = repository.state
+    folders = {one.platform: named.kept_for(state, one) for one in named.architectures}
     for platform, member in members.items():
-        passed = passed_here(folders.get(platform, state_folder / named.name), member.digest)
+        passed = passed_here(folders.get(platform, state / named.name), member.digest)
         if not passed and not claims.passed(repository, member.digest):
             raise UserError(
                 f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by its "

@@ -35,14 +35,20 @@ _WAIT = 0.2
 logger = logging.getLogger(__name__)
 
 
+def check_promoted(named: Named) -> None:
+    """Raise a :class:`UserError` for a fallback, whose images are never promoted."""
+    if named.fallback_for:
+        raise _fallback_refused(named.name, named.fallback_for)
+
+
 def image_to_promote(named: Named, repository: Repository, version: str) -> Manifest:
     """Return the manifest or index of a tag or digest at a registry.
 
     Raises:
-        UserError: the registry has no such image, or see :func:`trainyard.release.platform_index.check_passed`.
+        UserError: it is of a fallback, the registry has no such image, or see
+            :func:`trainyard.release.platform_index.check_passed`.
     """
-    if named.fallback_for:
-        raise _fallback_refused(named.name, named.fallback_for)
+    check_promoted(named)
     manifest = repository.manifest(version)
     if manifest is None:
         raise UserError(f"{repository.name} has no {version}: run '{named.command('push')}' first")

@@ -6,7 +6,7 @@ from trainyard.image import fallback, local_run, recipes
 from trainyard.release.publish import Source
 from trainyard.release.vulnerabilities import Pins, public_version
 from trainyard.spec.model import Spec, each_platform
-from trainyard.spec.naming import NAME
+from trainyard.spec.naming import NAME, candidate_tag
 
 
 def of(spec: Spec) -> Source:
@@ -19,7 +19,8 @@ def of(spec: Spec) -> Source:
 def check_own(spec: Spec, *, all_platforms: bool) -> None:
     """Raise a UserError if a local image that would be pushed is another repository's of the same name."""
     for platform in each_platform(spec) if all_platforms else [spec]:
-        if image := spec.context.engine.find(f"{NAME}:{platform.local_name}"):
+        names = f"{NAME}:{platform.local_name}", candidate_tag(platform.local_name)
+        if image := next(filter(None, map(spec.context.engine.find, names)), None):
             local_run.check_own(platform, image)
 
 

@@ -52,9 +52,9 @@ def command(
 
     if target and image:
         raise errors.UserError(f"give a target or an image, not both: {target} and {image}")
-    pins = _of_image(context, image) if image else _pins(target)
+    pins = _of_image(context, image) if image else _pins(context, target)
     if update:
-        _update(_pins(None), osv or "")
+        _update(_pins(context, None), osv or "")
     report = audit.audit(pins, only_snapshot=offline, complete=not target and not image)
     console.result(report.as_dict(), as_json=as_json)
     if report.findings:
@@ -73,12 +73,14 @@ def _of_image(context: Context, reference: str) -> dict[str, Pins]:
     return {image.name: audit.pinned(image.python)}
 
 
-def _pins(target: str | None) -> dict[str, Pins]:
+def _pins(context: Context, target: str | None) -> dict[str, Pins]:
     """Return the packages that are locked for a target, or for each target, by its name."""
     from trainyard.release import sources
     from trainyard.spec.model import catalogue, load
 
-    return {spec.target: sources.pins(spec) for spec in ([load(target)] if target else catalogue())}
+    return {
+        spec.target: sources.pins(spec) for spec in ([load(target, context=context)] if target else catalogue(context))
+    }
 
 
 def _update(pins: dict[str, Pins], osv: str) -> None:

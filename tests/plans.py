@@ -1,0 +1,33 @@
+"""Plans of builds, for which no index and no registry was asked."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainyard.image import dockerfile, planning
+from trainyard.image.plan import Plan, Sources
+from trainyard.spec import model, pylock
+from trainyard.spec.model import Spec
+
+
+def sources(**given: Any) -> Sources:
+    """Return sources of a build: the default index, a base without a digest, and what is ``given``."""
+    usual = {"index": "default", "index_url": "", "base": "base", "base_digest": "", "build_base": "", "pythons": {}}
+    return Sources(**(usual | {"notes": []} | given))
+
+
+def plan(spec: Spec, *, code_layer: str = "", **given: Any) -> Plan:
+    """Return the plan of a build from :func:`sources`; its recipe is in the state folder of the spec."""
+    return planning.make_plan(spec, sources(**given), code_layer)
+
+
+def with_index(target: str, index: str, folder: Path) -> Path:
+    """Copy a target into a folder, locked for a package index in the versions of the default one; return the copy's."""
+    copy = folder / target
+    shutil.copytree(model.load(target).folder, copy)
+    shutil.copy(copy / pylock.FILE, copy / pylock.file_name(index))
+    for spec in model.each_platform(model.load(str(copy))):
+        dockerfile.write(dockerfile.rendered(spec))
+    return copy
