@@ -83,7 +83,7 @@ def main() -> None:
             stream.feed(f"\033[1m$ {command}\033[0m\r\n".encode())
             run(command, folder, stream)
             stream.feed(b"\r\n")
-    console = Console(width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True)
+    console = Console(width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, emoji=False)
     console.print(text(screen), end="")
     without_fonts = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # from another host
     console.save_svg(str(ROOT / "docs" / "recording.svg"), title="trainyard", code_format=without_fonts)

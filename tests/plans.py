@@ -1,4 +1,4 @@
-"""Plans of builds, for which no index and no registry was asked."""
+"""Plans of builds, for most of which no index and no registry was asked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trainyard.image import dockerfile, planning
+from trainyard.image import build, dockerfile, planning
 from trainyard.image.plan import Plan, Sources
 from trainyard.spec import model, pylock
 from trainyard.spec.model import Spec
@@ -18,9 +18,15 @@ def sources(**given: Any) -> Sources:
     return Sources(**(usual | {"notes": []} | given))
 
 
-def plan(spec: Spec, *, code_layer: str = "", **given: Any) -> Plan:
+def plan(spec: Spec, **given: Any) -> Plan:
     """Return the plan of a build from :func:`sources`; its recipe is in the state folder of the spec."""
-    return planning.make_plan(spec, sources(**given), code_layer)
+    return planning.make_plan(spec, sources(**given))
+
+
+def built(spec: Spec, **how: Any) -> tuple[Plan, dict[str, Any]]:
+    """Build the candidate of a spec in the engine, as a command does; return the plan, and the facts of the build."""
+    with planning.planned(spec) as made:
+        return made, build.build(made, **how)
 
 
 def with_index(target: str, index: str, folder: Path) -> Path:

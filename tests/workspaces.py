@@ -14,8 +14,9 @@ from typing import Self
 import pytest
 from pyproject_hooks import BuildBackendHookCaller
 
+from tests import target_locks
 from tests.fakes.package_index import PackageIndex
-from trainyard.image import base_image, build_backends, repository_lock
+from trainyard.image import base_image, build_backends, dockerfile, repository_lock
 from trainyard.spec import lock as locks
 from trainyard.spec import model
 from trainyard.spec.lock import Lock, Origin, Pin, Section
@@ -102,18 +103,20 @@ def versions(spec: Spec, kind: str = "requirements", index: str = "default") -> 
 
 
 def write_lock(folder: Path, **pins: str) -> None:
-    """Write the lock of an image.yaml, as in ``write_lock(folder, framework="torch==2.9.1", requirements="a==1")``.
+    """Write the lock of an image.yaml: ``write_lock(folder, framework="torch==2.9.1", requirements="a==1 b==1")``.
 
     The pins have the hash of no file.
     """
-    entries = {Section("amd64", kind): f"{pin} --hash=sha256:{'0' * 64}\n" for kind, pin in pins.items()}
-    locks.write(folder / locks.FILE, Lock(entries))
+    texts = {
+        kind: "".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in words.split()) for kind, words in pins.items()
+    }
+    target_locks.write(folder, Lock({Section("amd64", kind): text for kind, text in texts.items()}))
 
 
-def lock(spec: Spec, *more: Pin) -> None:
+def lock(spec: Spec, *more: Pin, compiled: str = "") -> None:
     """Write a trainyard.lock that is up to date with the requirements, and has ``more`` besides the target's packages.
 
-    The target's base does not hold the framework.
+    The target's base does not hold the framework; ``compiled``: requirements of the source distributions.
     """
     assert isinstance(spec, RepositorySpec)
     own = "".join(pin.text() for pin in more)
@@ -121,11 +124,19 @@ def lock(spec: Spec, *more: Pin) -> None:
     for one in model.each_platform(spec):
         locked = spec.extends.on(one.arch).locked()
         entries = {"framework": locked.text("framework"), "requirements": locked.text("requirements") + own}
-        entries |= dict.fromkeys(("compiled", "build-requires"), "") if spec.workspace.document.build else {}
+        entries |= {"compiled": compiled, "build-requires": ""} if spec.workspace.document.build else {}
         sections |= {Section(one.arch, kind): text for kind, text in entries.items()}
     inputs = repository_lock.inputs(spec, Lock(sections))
     origin = Origin("0.1.0", "00000000", spec.extends.target, spec.base_spec().image, inputs)
     locks.write(spec.lock_file, Lock(sections, origin=origin))
+
+
+def render(spec: Spec) -> RepositorySpec:
+    """Write what the recipe of a repository is made from, with no code, and return the spec with its lock."""
+    locked = fresh(spec)
+    dockerfile.write(dockerfile.rendered(locked))
+    (locked.build_folder / "code.tar").touch()
+    return locked
 
 
 def lock_without_resolution(folder: str) -> None:

@@ -395,8 +395,11 @@ def read(path: Path) -> Recipe:
 
 
 def differences(recipe: Recipe, other: Recipe) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each field in which recipes differ, as in ``framework.version``, and its values; not what a host adds."""
-    documents = [each.model_dump(mode="json", by_alias=True, exclude={"built"}) for each in (recipe, other)]
+    """Yield each field in which recipes differ, as in ``framework.version``, and its values.
+
+    Neither what a host adds counts, nor ``source``: a copy of a target is that target.
+    """
+    documents = [each.model_dump(mode="json", by_alias=True, exclude={"built", "source"}) for each in (recipe, other)]
     yield from _differences(documents[0], documents[1], "")
 
 

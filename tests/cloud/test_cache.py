@@ -9,7 +9,7 @@ from tests.engine import ENGINE
 from tests.image.registry import running
 from tests.image.small_images import from_cache, own_index, write_small  # noqa: F401  fixtures
 
-from trainyard.image import build, package_index
+from trainyard.image import build, package_index, planning
 from trainyard.spec import model
 
 
@@ -27,14 +27,16 @@ def test_a_build_uses_the_cache_that_another_exported_to_a_registry(
     known = ENGINE.cached().keys()
     with running.container() as registry:
         cache = f"{running.address(registry)}/team/cache"
-        build.build(small, cache=cache)
+        with planning.planned(small) as plan:
+            build.build(plan, cache=cache)
         first = (small.kept / "build.log").read_text(encoding="utf-8")
         assert "exporting cache to registry" in first
         made = ENGINE.cached().keys() - known
         assert made, "the stages of this spec are new to the builder"
         ENGINE.drop_cached(made)
         assert not made & ENGINE.cached().keys(), "the builder's own cache has none of them"
-        build.build(small, cache=cache)
+        with planning.planned(small) as plan:
+            build.build(plan, cache=cache)
     second = (small.kept / "build.log").read_text(encoding="utf-8")
     assert not from_cache(first, install), "the first build runs it"
     assert from_cache(second, install)

@@ -31,7 +31,9 @@ from tests.image.registry import running
 
 from trainyard import cli
 from trainyard.common.settings import ROOT
-from trainyard.image import base_image
+from trainyard.image import base_image, recipes
+from trainyard.recipe import PATH, Recipe
+from trainyard.spec.model import load
 from trainyard.spec.naming import LABELS
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata
@@ -469,13 +471,13 @@ def registry() -> Iterator[str]:
         yield running.address(started)
 
 
-def made(reference: str, *, labels: dict[str, str], record: dict[str, Any] | None = None) -> str:
+def made(reference: str, *, labels: dict[str, str], recipe: Recipe | None = None) -> str:
     """A local image of a few bytes."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as archive:
-        if record is not None:
-            data = json.dumps(record).encode()
-            entry = tarfile.TarInfo(image_metadata.RECORD.lstrip("/"))
+        if recipe is not None:
+            data = recipe.text().encode()
+            entry = tarfile.TarInfo(PATH.lstrip("/"))
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
     name, _, tag = reference.rpartition(":")
@@ -537,14 +539,14 @@ def test_a_job_can_name_an_image_by_its_digest(registry: str, capsys: pytest.Cap
     assert "has no team/trainyard:none" in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_contents_of_a_local_image_are_read_from_its_record(tmp_path: Path) -> None:
-    record = {"accelerator": "nvidia", "versions": {"tensorflow": "2.21.0"}}
-    reference = made("trainyard-check-job:record", labels={}, record=record)
+def test_the_contents_of_a_local_image_are_read_from_its_recipe(tmp_path: Path) -> None:
+    recipe = recipes.make(load("tf-gpu"))
+    reference = made("trainyard-check-job:recipe", labels={}, recipe=recipe)
     try:
         held = image_metadata.read_contents(ENGINE, reference)
     finally:
         ENGINE.client.images.remove(reference, force=True)
-    assert (held.framework, held.device, held.source) == ("tensorflow 2.21.0", "gpu", image_metadata.RECORD)
+    assert (held.framework, held.device, held.source) == (f"tensorflow {recipe.version}", "gpu", PATH)
 
 
 def test_an_unreachable_registry_is_a_note(tmp_path: Path) -> None:

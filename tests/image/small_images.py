@@ -75,7 +75,7 @@ def write_small(tmp_path: Path) -> Iterator[Callable[[], str]]:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        write_lock(folder, framework="torch==2.9.1", requirements="einops==0.8.2")
+        write_lock(folder, framework="torch==2.9.1 torchvision==0.24.1", requirements="einops==0.8.2")
         dockerfile.write(dockerfile.rendered(model.load(str(folder))))
         return str(folder)
 

@@ -14,14 +14,16 @@ from pathlib import Path
 import docker.errors
 import pytest
 
+from tests import plans
 from tests.engine import CONTEXT, ENGINE
 from tests.image.conftest import Finished
 from tests.image.small_images import from_cache, wheel
 from tests.workspaces import versions
 from trainyard.common import settings
-from trainyard.common.settings import ROOT
-from trainyard.image import base_image, build, dockerfile, package_index, target_lock
+from trainyard.common.settings import ROOT, state_folder
+from trainyard.image import base_image, dockerfile, package_index, planning, recipes, target_lock
 from trainyard.oci import layers as oci_layers
+from trainyard.recipe import Recipe
 from trainyard.spec import model, pylock
 
 BuiltImage = Callable[[str], str]
@@ -33,11 +35,10 @@ def layers(reference: str) -> list[str]:
     return list(ENGINE.client.images.get(reference).attrs["RootFS"]["Layers"])
 
 
-def stages(reference: str, spec: model.Spec) -> dict[str, list[str]]:
+def stages(reference: str, recipe: Recipe) -> dict[str, list[str]]:
     """Stage of the Dockerfile -> digests of the uncompressed layers that it made."""
-    dockerfile = spec.dockerfile().read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
-    for layer in oci_layers.read(ENGINE, reference, dockerfile).layers:
+    for layer in oci_layers.read(ENGINE, reference, recipe.layers).layers:
         found.setdefault(layer.stage, []).append(layer.diff_id)
     return found
 
@@ -45,7 +46,7 @@ def stages(reference: str, spec: model.Spec) -> dict[str, list[str]]:
 @pytest.mark.big("xla")
 def test_what_images_share_is_the_same_layer_in_each(built_image: BuiltImage) -> None:
     """The common part of trainers and the launcher, although the bases and their Python differ."""
-    torch, tensorflow = (stages(built_image(name), model.load(name)) for name in ("xla", "tf-cpu"))
+    torch, tensorflow = (stages(built_image(name), recipes.make(model.load(name))) for name in ("xla", "tf-cpu"))
     assert torch["base"] != tensorflow["base"]
     for stage in ("common", "launcher"):
         assert torch[stage] == tensorflow[stage], stage
@@ -54,15 +55,19 @@ def test_what_images_share_is_the_same_layer_in_each(built_image: BuiltImage) ->
 def test_a_second_build_changes_nothing(built_image: BuiltImage) -> None:
     reference = built_image("tf-cpu")
     before = layers(reference)
-    _, built = build.build(model.load("tf-cpu"))
-    assert layers(build.plan_for(model.load("tf-cpu")).candidate) == before
+    plan, built = plans.built(model.load("tf-cpu"))
+    assert layers(plan.recipe.candidate) == before
     assert built["digest"] == ENGINE.digest(reference)
 
 
 def plain_build(context: Path) -> list[str]:
-    """Layers of tf-cpu built from the files in ``context`` with `docker build`, without bake and without make."""
+    """Layers of tf-cpu built from the files in ``context`` with `docker build`, without bake and without make.
+
+    The recipe is that of its last build here.
+    """
     tag = "trainyard-plain:test"
     command = ["docker", "build", "--quiet", "--file=images/tf-cpu/Dockerfile", f"--tag={tag}", "--provenance=false"]
+    command += [f"--build-context=recipe={state_folder() / 'tf-cpu' / 'recipe'}"]
     command += [f"--build-arg=BASE={base_image.resolve(CONTEXT, 'debian-13').reference}"]
     command += [f"--build-arg=PYTHON_DEBIAN_12={base_image.resolve(CONTEXT, 'debian-12').build_base}"]
     if bundle := settings.ca_bundle():
@@ -76,7 +81,8 @@ def plain_build(context: Path) -> list[str]:
 
 
 def test_a_plain_docker_build_gives_the_same_layers(built_image: BuiltImage) -> None:
-    assert plain_build(ROOT) == layers(built_image("tf-cpu"))
+    made = layers(built_image("tf-cpu"))
+    assert plain_build(ROOT) == made
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o002], ids=oct)
@@ -84,6 +90,7 @@ def test_the_umask_of_a_checkout_does_not_change_the_layers(
     umask: int, built_image: BuiltImage, tmp_path: Path
 ) -> None:
     """As git writes files, and pip those of a wheel: modes 600 and 700 under umask 077, 664 and 775 under 002."""
+    made = layers(built_image("tf-cpu"))
     folders = ("images", "templates", "trainers", "launcher")
     for name in (*folders, ".dockerignore"):
         source = ROOT / name
@@ -93,14 +100,14 @@ def test_the_umask_of_a_checkout_does_not_change_the_layers(
             shutil.copy(source, tmp_path / name)
     for path in (path for name in folders for path in (tmp_path / name, *(tmp_path / name).rglob("*"))):
         path.chmod((0o777 if path.is_dir() or path.stat().st_mode & 0o100 else 0o666) & ~umask)
-    assert plain_build(tmp_path) == layers(built_image("tf-cpu"))
+    assert plain_build(tmp_path) == made
 
 
 @pytest.mark.big("xla")
 def test_an_image_outside_the_catalogue_shares_all_wheels_of_its_target_and_trains(
     built_image: BuiltImage, docker_run: Run
 ) -> None:
-    parent, mine = (stages(built_image(name), model.load(name)) for name in ("xla", "examples/patches"))
+    parent, mine = (stages(built_image(name), recipes.make(model.load(name))) for name in ("xla", "examples/patches"))
     assert {stage for stage in parent if parent[stage] != mine.get(stage)} == {"about"}
     assert mine.keys() - parent.keys() == {"own", "wheel-einops"}
     found = docker_run(built_image("examples/patches"), "patches", "--fake-data", "--fake-images=2000", "--epochs=1")
@@ -153,18 +160,18 @@ def test_an_index_that_answers_is_used_locked_and_named(
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
     package_index.reachable.cache_clear()
     loaded = model.load(write_small())
-    plan, built = build.build(loaded)
+    plan, _ = plans.built(loaded)
     try:
         assert versions(model.load(str(loaded.folder)), "framework", "pytorch-cpu")["torch"] == "2.9.1+cpu"
         assert own_index not in (loaded.folder / "pylock.pytorch-cpu.toml").read_text(encoding="utf-8")
-        assert built["index"] == "pytorch-cpu"
-        assert not any("come from the default index" in note for note in built["notes"])
-        found = docker_run("--entrypoint=python", plan.candidate, "-c", "import torch; print(torch.__version__)")
+        assert plan.recipe.index == "pytorch-cpu"
+        assert not any("come from the default index" in note for note in plan.built.notes)
+        found = docker_run("--entrypoint=python", plan.recipe.candidate, "-c", "import torch; print(torch.__version__)")
         assert found.stdout == "2.9.1+cpu\n", found.stderr
-        labels = ENGINE.client.images.get(plan.candidate).labels
+        labels = ENGINE.client.images.get(plan.recipe.candidate).labels
         assert labels["io.trainyard.index"] == "pytorch-cpu"
     finally:
-        ENGINE.client.images.remove(plan.candidate, force=True)
+        ENGINE.client.images.remove(plan.recipe.candidate, force=True)
 
 
 def test_an_updated_base_installs_no_wheel_again(
@@ -177,21 +184,21 @@ def test_an_updated_base_installs_no_wheel_again(
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", own_index)
     package_index.reachable.cache_clear()
     small = model.load(write_small())
-    plan, _ = build.build(small)
-    before = stages(plan.candidate, small)
+    plan, _ = plans.built(small)
+    before = stages(plan.recipe.candidate, plan.recipe)
     reference, updated = base_image.resolve(CONTEXT, small.base), "trainyard-base:test-updated"
     (tmp_path / "Dockerfile").write_text(f"FROM {reference.reference}\nRUN echo news >/etc/news\n", encoding="utf-8")
     ENGINE.buildx("build", "--quiet", "--load", "--provenance=false", f"--tag={updated}", str(tmp_path))
     monkeypatch.setenv("TRAINYARD_BASE", updated)
     monkeypatch.setenv("TRAINYARD_BUILD_BASE", reference.build_base)
     try:
-        build.build(small)
-        log = (small.kept / "build.log").read_text(encoding="utf-8")
-        after = stages(plan.candidate, small)
+        plan, _ = plans.built(small)
+        log = (plan.kept / "build.log").read_text(encoding="utf-8")
+        after = stages(plan.recipe.candidate, plan.recipe)
     finally:
         ENGINE.untag(updated)
     changed = {stage for stage in after if after[stage] != before[stage]}
-    assert changed and changed <= {"base", "system"}
+    assert changed and changed <= {"base", "system", "about"}, "the recipe names the base"
     assert from_cache(log, "[wheels-4 1/1] RUN") and from_cache(log, "[wheels-1 1/1] RUN")
 
 
@@ -202,10 +209,10 @@ def test_an_unreachable_index_is_a_fallback_with_a_note(
     monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", "http://127.0.0.1:9/whl")
     package_index.reachable.cache_clear()
     started = time.monotonic()
-    plan = build.plan_for(model.load(write_small()))
-    assert plan.index == "default"
-    assert "INDEX_URL" not in plan.build_args()
-    assert "index pytorch-cpu is unreachable (http://127.0.0.1:9/whl does not answer" in plan.notes[0]
+    plan = planning.plan_for(model.load(write_small()))
+    assert plan.recipe.index == "default"
+    assert "INDEX_URL" not in plan.arguments
+    assert "index pytorch-cpu is unreachable (http://127.0.0.1:9/whl does not answer" in plan.built.notes[0]
     assert time.monotonic() - started < 30
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import plans
 from tests.engine import ENGINE
 from tests.fakes.engine_socket import SOCKET, EngineSocket
 from trainyard.common import settings
 from trainyard.common.context import Context
-from trainyard.image import build, package_index, provenance
+from trainyard.image import package_index, provenance
 from trainyard.oci import builder, image_store
 from trainyard.spec import architectures, model
 from trainyard.spec.architectures import AMD64, ARM64
@@ -53,16 +54,16 @@ def test_an_image_is_built_on_the_builder_and_loaded_with_its_digest_and_provena
     package_index.reachable.cache_clear()
     spec = model.load(write_small())
     before = {name: node.connections for name, node in team.items()}
-    plan, built = build.build(spec)
+    plan, built = plans.built(spec)
     used = {name for name, node in team.items() if node.connections > before[name] + 2}
     assert spec.arch in used, "buildx has connected to the node of the architecture for the build"
-    image = ENGINE.image(plan.candidate, made_by="test")
+    image = ENGINE.image(plan.recipe.candidate, made_by="test")
     assert image.id == built["digest"] and image.labels["io.trainyard.target"] == "small"
-    manifest = json.loads(image_store.documents(ENGINE, plan.candidate)[built["digest"]])
+    manifest = json.loads(image_store.documents(ENGINE, plan.recipe.candidate)[built["digest"]])
     assert all(layer["mediaType"].endswith("tar+zstd") for layer in manifest["layers"])
-    statement = provenance.statement(spec.kept, built["digest"])
+    statement = provenance.statement(plan.kept, built["digest"])
     assert statement and statement["subject"][0]["digest"] == {"sha256": built["digest"][7:]}
-    assert ENGINE.digest(plan.candidate) == build.build(spec)[1]["digest"], "a second build changes nothing"
+    assert ENGINE.digest(plan.recipe.candidate) == plans.built(spec)[1]["digest"], "a second build changes nothing"
 
 
 def test_each_architecture_has_its_node(team: dict[str, EngineSocket]) -> None:
@@ -103,7 +104,7 @@ def test_a_builder_that_does_not_exist_is_one_line_with_those_that_do(
     ended = subprocess.run(command, cwd=settings.ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[0] == (
-        f"build: 'BUILDER=trainyard-test-taem': there is no such builder; 'docker buildx ls' lists {NAME}, default "
+        f"build: '--builder trainyard-test-taem': there is no such builder; 'docker buildx ls' lists {NAME}, default "
         f"(did you mean '{NAME}'?)"
     )
 

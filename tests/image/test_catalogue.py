@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.engine import ENGINE
+from tests import plans
+from tests.engine import CONTEXT, ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
-from trainyard.image import build, target_lock
+from trainyard.image import recipes, target_lock
 from trainyard.lint.image import verify
+from trainyard.recipe import Recipe
 from trainyard.spec import model
 
 BuiltImage = Callable[[str], str]
@@ -24,9 +26,14 @@ Run = Callable[..., Finished]
 both = pytest.mark.parametrize("target", ["tf-cpu", pytest.param("xla", marks=pytest.mark.big)])
 
 
+def recipe_of(reference: str, target: str) -> Recipe:
+    """The recipe that a local image of a target must have."""
+    return recipes.for_image(model.load(target), ENGINE.image(reference, made_by="test").labels)
+
+
 def blobs(reference: str, target: str) -> dict[str, str]:
     """Stage -> digest of the blob that it became, as it is pushed."""
-    evidence = verify.gather(ENGINE, model.load(target), reference)
+    evidence = verify.gather(recipe_of(reference, target), reference, CONTEXT)
     return {layer.stage: layer.digest for layer in evidence.stored.layers if layer.stage != "system"}
 
 
@@ -71,7 +78,7 @@ def test_an_image_is_verified_in_under_ten_seconds(target: str, built_image: Bui
     seconds = []
     while len(seconds) < 3 and min(seconds, default=math.inf) >= 10:
         started = time.monotonic()
-        verify.examine(ENGINE, model.load(target), reference)
+        verify.examine(recipe_of(reference, target), reference, CONTEXT)
         seconds.append(time.monotonic() - started)
     print(f"{target}: verified in {min(seconds):.1f} s")
     assert min(seconds) < 10
@@ -161,9 +168,9 @@ def with_blocks(built_image: BuiltImage, tmp_path_factory: pytest.TempPathFactor
     text = "extends: tf-cpu\nsummary: with tools\ntools: [gsutil]\nprofile: true\nbudget: {size: 2.0 GB}\n"
     (folder / "image.yaml").write_text(text, encoding="utf-8")
     loaded, _ = target_lock.lock(model.load(str(folder)))
-    plan, _ = build.build(loaded)
-    verify.verify(ENGINE, loaded, plan.candidate)
-    yield plan.candidate
+    plan, _ = plans.built(loaded)
+    verify.verify(plan.recipe, plan.recipe.candidate, CONTEXT)
+    yield plan.recipe.candidate
     for found in ENGINE.images(label=f"io.trainyard.target={loaded.target}"):
         for tag in found.tags:
             ENGINE.client.images.remove(tag, force=True)
@@ -208,20 +215,20 @@ def test_blocks_are_off_by_default(built_image: BuiltImage, docker_run: Run) -> 
 # --- images that Trainyard did not build ---------------------------------------------------------------------------
 
 
-def test_any_image_can_be_verified_without_a_spec(
+def test_any_image_can_be_verified_without_a_recipe(
     built_image: BuiltImage, make: Callable[..., Finished], tmp_path: object
 ) -> None:
     found = make("verify", IMAGE=built_image("tf-cpu"))
     assert found.returncode == 0, found.stderr
-    assert "compares it with that spec, too" in found.stderr
+    assert "compares it with that recipe, too" in found.stderr
     assert "breaks no rule" in found.stderr
-    assert "Labels match the spec" not in found.stderr
+    assert "The document in the image is its recipe" not in found.stderr
 
 
-def test_any_image_can_be_verified_against_a_spec(built_image: BuiltImage, make: Callable[..., Finished]) -> None:
+def test_any_image_can_be_verified_against_a_recipe(built_image: BuiltImage, make: Callable[..., Finished]) -> None:
     found = make("verify", IMAGE=built_image("tf-cpu"), TARGET="tf-tpu")
     assert found.returncode == 2, found.stderr
-    assert "does not match its spec: label" in found.stderr
+    assert "does not match its recipe: /opt/trainyard/recipe.json: name is" in found.stderr
 
 
 def test_an_image_that_does_not_exist_is_one_line(make: Callable[..., Finished]) -> None:

@@ -22,6 +22,7 @@ from tests.workspaces import versions
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import dockerfile as render
+from trainyard.image import planning
 from trainyard.release import candidate
 from trainyard.spec import model, pylock, state
 
@@ -92,7 +93,8 @@ def nightly(stand_in: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def made(nightly: model.Spec) -> Iterator[dict[str, object]]:
-    facts = candidate.make(nightly)
+    with planning.planned(nightly) as plan:
+        facts = candidate.make(plan)
     yield facts
     for tag in ENGINE.client.images.get(str(facts["image"])).tags:
         ENGINE.client.images.remove(tag, force=True)
@@ -125,13 +127,13 @@ def test_its_description_has_the_versions_of_the_base(
     made: dict[str, object], docker_run: Callable[..., object]
 ) -> None:
     script = (
-        "import json, torchvision, fsspec; about = json.load(open('/opt/trainyard/image.json')); "
-        "print(json.dumps([about['versions'], torchvision.__version__.split('+')[0], fsspec.__file__]))"
+        "import json, torchvision, fsspec; recipe = json.load(open('/opt/trainyard/recipe.json')); "
+        "print(json.dumps([recipe['framework']['packages'], torchvision.__version__.split('+')[0], fsspec.__file__]))"
     )
     found = docker_run("-e", "PJRT_DEVICE=CPU", str(made["image"]), "--", "python3", "-c", script)
     versions, vision, fsspec = json.loads(found.stdout)  # type: ignore[attr-defined]
     assert versions["torchvision"] == vision == OTHER["torchvision"]
-    assert versions["torch_xla"] == "2.9.0" and "libtpu" in versions
+    assert versions["torch-xla"] == "2.9.0" and "libtpu" in versions
     assert fsspec.startswith("/opt/requirements/"), "what was locked is imported, not the base's own"
     labels = ENGINE.client.images.get(str(made["image"])).labels
     assert labels["io.trainyard.framework"] == "torch_xla==2.9.0"
@@ -152,8 +154,9 @@ def test_a_nightly_with_incompatible_versions_is_not_tagged(
     wrong = built(tmp_path, WRONG.replace("{stand_in}", stand_in))
     monkeypatch.setenv("TRAINYARD_BASE", wrong)
     try:
-        with pytest.raises((StepFailed, UserError), match=r"libtpu"):
-            candidate.make(model.load(str(folder)))
+        spec = model.load(str(folder))
+        with pytest.raises((StepFailed, UserError), match=r"libtpu"), planning.planned(spec) as plan:
+            candidate.make(plan)
         assert ENGINE.digest(str(made["image"])) == before
         with pytest.raises(docker.errors.ImageNotFound):
             ENGINE.client.images.get("trainyard:xla-nightly-candidate")
@@ -170,5 +173,5 @@ def test_a_base_without_the_framework_is_refused_before_anything_is_built(
     monkeypatch.setitem(model.bases(), "xla-nightly", wanted)
     broken = unlocked_copy(folder)
     with pytest.raises(UserError, match=r"trainyard:xla has no jax: it cannot be base xla-nightly"):
-        candidate.make(broken)
+        planning.plan_for(broken)
     assert not broken.lock_file.exists()

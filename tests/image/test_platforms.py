@@ -15,11 +15,12 @@ import docker.errors
 import pytest
 from testcontainers.community.registry import DockerRegistryContainer
 
-from tests.engine import ENGINE
+from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
 from trainyard.common import settings
 from trainyard.common.docker_engine import resource_labels
 from trainyard.common.settings import ROOT
+from trainyard.image import recipes
 from trainyard.lint.image import verify
 from trainyard.oci import image_index, layers, registry
 from trainyard.oci.registry import Repository
@@ -113,7 +114,7 @@ def test_programs_for_another_architecture_are_found(tmp_path: Path, small: Call
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
     ENGINE.buildx("build", "--quiet", "--load", *words)
     try:
-        stored = layers.read(ENGINE, name, "")
+        stored = layers.read(ENGINE, name)
     finally:
         ENGINE.untag(name)
     machines = {path: machine for layer in stored.layers for path, machine in layer.contents.machines.items()}
@@ -134,8 +135,8 @@ def emulated(built_image: Callable[[str], str]) -> str:
 
 
 def stages(reference: str, arch: str) -> dict[str, str]:
-    dockerfile = load("tf-cpu", arch).dockerfile().read_text(encoding="utf-8")
-    return {layer.stage: layer.digest for layer in layers.read(ENGINE, reference, dockerfile).layers}
+    known = recipes.make(load("tf-cpu", arch)).layers
+    return {layer.stage: layer.digest for layer in layers.read(ENGINE, reference, known).layers}
 
 
 @pytest.mark.big("tf-cpu")
@@ -242,7 +243,7 @@ def test_a_program_of_the_build_machine_in_an_arm64_image_is_refused(emulated: s
     words = ["--platform=linux/arm64", "--provenance=false", f"--tag={name}", str(tmp_path)]
     ENGINE.buildx("build", "--quiet", "--load", *words)
     try:
-        _, found = verify.examine(ENGINE, load("tf-cpu", "arm64"), name)
+        _, found = verify.examine(recipes.make(load("tf-cpu", "arm64")), name, CONTEXT)
     finally:
         ENGINE.untag(name)
     (finding,) = found["binaries_are_for_the_architecture"]

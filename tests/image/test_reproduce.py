@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import plans
 from tests.engine import ENGINE
 from tests.workspaces import write_lock
 from trainyard import cli
-from trainyard.image import build, dockerfile
+from trainyard.image import dockerfile, planning
 from trainyard.oci import image_store
 from trainyard.release import reproduce
 from trainyard.spec import model as spec
@@ -38,6 +39,7 @@ Write = Callable[[str], str]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Write a target with a Dockerfile of the test; its folder."""
     monkeypatch.setattr(dockerfile, "drift", lambda _: [])
+    monkeypatch.setattr(dockerfile, "dockerfile", lambda spec, _="": spec.dockerfile().read_text(encoding="utf-8"))
 
     def target(planted: str) -> str:
         folder = tmp_path / "tiny"
@@ -48,7 +50,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             "smoke: {trainer: mnist, accuracy: 0.9}\n",
             encoding="utf-8",
         )
-        write_lock(folder, framework="torch==2.9.1", requirements="torch==2.9.1")
+        write_lock(folder, framework="torch==2.9.1", requirements="")
         (folder / "Dockerfile").write_text(TEXT % planted, encoding="utf-8")
         return str(folder)
 
@@ -60,7 +62,7 @@ def leftovers() -> list[str]:
 
 
 def test_two_equal_builds_have_no_differences(write: Write) -> None:
-    builds, found = reproduce.reproduce(spec.load(write("")))
+    builds, found = reproduce.reproduce(planning.plan_for(spec.load(write(""))))
     assert found == [] and builds[0].digest == builds[1].digest
     assert leftovers() == []
 
@@ -69,7 +71,7 @@ def test_two_equal_builds_have_no_differences(write: Write) -> None:
 def test_layers_are_compressed_as_configured(compression: str, write: Write) -> None:
     """zstd by default; gzip for registries and engines without zstd."""
     target, reference = spec.load(write("")), "trainyard:tiny-packed"
-    build.build(target, compression=compression, name=reference)
+    plans.built(target, compression=compression, name=reference)
     try:
         documents = [json.loads(text) for text in image_store.documents(ENGINE, reference).values()]
     finally:

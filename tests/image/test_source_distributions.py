@@ -15,9 +15,10 @@ from tests.engine import ENGINE
 from tests.fakes import package_index
 from tests.fakes.package_index import PackageIndex
 from tests.image.small_images import bridge
+from trainyard import recipe as recipes
 from trainyard.common import settings
+from trainyard.common.context import Context
 from trainyard.lint.image import verify
-from trainyard.spec.model import load
 
 pytestmark = pytest.mark.concurrent
 
@@ -120,7 +121,7 @@ def trainyard(index: PackageIndex, tmp_path: Path) -> Iterator[Callable[[str, st
 
 
 def test_a_source_distribution_reaches_nothing_and_alters_nothing(
-    trainyard: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainyard: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     """One of the requirements, and one of ``build:``, which needs the packages of the image to be there."""
     attacked = trainyard("attacked", "evil, victim", "build: {packages: [g++], sources: [evilc]}\n", ["evil", "evilc"])
@@ -135,7 +136,8 @@ def test_a_source_distribution_reaches_nothing_and_alters_nothing(
     bystander = trainyard("bystander", "victim", "", [])
     assert bystander["value"] == "whole"
 
-    monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     for name in ("attacked", "bystander"):
-        _, by_rule = verify.examine(ENGINE, load(str(tmp_path / name)), f"trainyard:{name}-candidate")
+        recipe = recipes.read(tmp_path / "state" / name / "recipe" / recipes.FILE)
+        context = Context(state=tmp_path / "state", engine=ENGINE)
+        _, by_rule = verify.examine(recipe, f"trainyard:{name}-candidate", context)
         assert by_rule["files_are_those_of_their_wheels"] == []

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from trainyard.common import settings
 
-#: Exit status of the command if the image is not what it should be.
-FAILED = 1
+#: Exit statuses of the command if the image is not what it should be, and if the files of a target contradict each
+#: other, of which no recipe can be made.
+FAILED, REFUSED = 1, 2
 
 #: Prefix of the names of state folders.
 _PREFIX = "mutants-"
@@ -36,14 +37,14 @@ class Verdict:
     findings: tuple[str, ...] = ()
 
     def finds(self, places: Collection[str], without: Collection[str] = ()) -> bool:
-        """Whether it failed with a finding that names one of ``places``.
+        """Whether it failed, or refused the files of the target, with a finding that names one of ``places``.
 
         Args:
             without: findings about the same image without the fault. They do not count, nor do places that they name.
         """
         new = [one for one in self.findings if one not in without]
         own = [place for place in places if not any(names(one, place) for one in without)]
-        return self.status == FAILED and any(names(one, place) for one in new for place in own)
+        return self.status in (FAILED, REFUSED) and any(names(one, place) for one in new for place in own)
 
 
 def names(finding: str, place: str) -> bool:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.package_index import PackageIndex, wheel
-from tests.workspaces import LockedOnce, fresh
+from tests.workspaces import LockedOnce, fresh, render
 
 from trainyard.common.errors import EngineFailed, StepFailed, UserError
-from trainyard.image import build, repository_lock, smoke_command
+from trainyard.image import planning, recipes, repository_lock, smoke_command, workspace_files
 from trainyard.release import bisect, image_packages, mixed_lock
-from trainyard.release.bisect import Check, Result
+from trainyard.release.bisect import Check, Result, Tried
 from trainyard.release.culprit import Verdict
 from trainyard.release.mixed_lock import Mixture
 from trainyard.spec import model, pylock
@@ -82,6 +82,10 @@ class Tries:
         self.seen.append(own(spec.usable_lock))
         found = self._judge(self.seen[-1])
         return found if isinstance(found, Verdict) else Verdict("bad" if found else "good", found)
+
+
+def tried(spec: RepositorySpec) -> Tried:
+    return Tried(recipes.make(render(spec)), "image", spec.context, workspace_files.on_host(spec))
 
 
 def run(spec: RepositorySpec, tries: Tries, check: Check | None = None, *, again: bool = False) -> Result:
@@ -344,7 +348,7 @@ def test_a_command_tells_good_from_bad(
         return {}
 
     monkeypatch.setattr(smoke_command, "check", test)
-    assert bisect.judge(spec, "image", check).outcome == outcome
+    assert bisect.judge(tried(spec), check).outcome == outcome
     assert subjects[0].words([]) == (["--", *check.command] if check.command else [])
 
 
@@ -356,7 +360,7 @@ def test_an_engine_that_fails_says_nothing_of_the_image(spec: RepositorySpec, mo
 
     monkeypatch.setattr(smoke_command, "check", fail)
     with pytest.raises(EngineFailed):
-        bisect.judge(spec, "image", Check())
+        bisect.judge(tried(spec), Check())
 
 
 def test_numbers_are_taken_from_lines_without_the_first() -> None:
@@ -370,8 +374,8 @@ def test_numbers_are_taken_from_lines_without_the_first() -> None:
 
 
 def test_an_image_that_cannot_be_built_cannot_be_judged(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Spec, **__: object) -> None:
+    def fail(_: Spec) -> None:
         raise StepFailed("no wheel")
 
-    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr(planning, "planned", fail)
     assert bisect.in_image(spec, Check()) == Verdict("unresolved", "no wheel")

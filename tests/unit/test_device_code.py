@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.test_verify import SITE, TORCH_CUDA, Change, good, with_label, with_library, with_package, with_ptxas
-from tests.workspaces import lock
+from tests.workspaces import lock, render
 
 from trainyard.common.rule_engine import Finding
 from trainyard.image import facts
@@ -210,7 +210,8 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(folder: Path, environment: str) -> str:
     text = f"extends: gpu\nrun: python train.py\nbuild:\n  sources: [torchsort==0.1.9]\n  environment: {environment}\n"
     (folder / "trainyard.yaml").write_text(text, encoding="utf-8")
-    lock(load(str(folder)))
+    lock(load(str(folder)), compiled=f"torchsort==0.1.9 --hash=sha256:{'0' * 64}\n")
+    render(load(str(folder)))
     return str(folder)
 
 

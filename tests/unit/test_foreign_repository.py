@@ -16,11 +16,11 @@ from tests import workspaces
 
 from trainyard.common import git, settings
 from trainyard.common.errors import UserError
-from trainyard.image import facts, plan, smoke_command
+from trainyard.image import facts, smoke_command, workspace_files
+from trainyard.image.smoke_failure import HostFiles
 from trainyard.oci import secret_scan
 from trainyard.spec import lock as locks
 from trainyard.spec import repository_files
-from trainyard.spec.workspace import Workspace
 from trainyard.workspace import check, code_files, indexes, requirements
 
 SECRET = "what only the user may read"
@@ -189,7 +189,7 @@ def test_a_submodule_runs_nothing_either_and_its_changes_count(root: Path, tmp_p
     (module / "a.txt").touch()
     assert not facts.revision(root).endswith("-dirty")
     write(module, {"a.txt": "changed"})
-    plan._git.cache_clear()
+    facts._git.cache_clear()
     assert facts.revision(root).endswith("-dirty")
     assert not (tmp_path / "ran").exists()
 
@@ -350,10 +350,10 @@ def test_a_submodule_that_became_a_link_is_refused(root: Path, tmp_path: Path) -
 # Data
 
 
-def packed(workspace: Workspace, file: Path) -> list[str]:
-    assert workspace.data is not None
+def packed(files: HostFiles | None, file: Path) -> list[str]:
+    assert files and files.data is not None
     with file.open("w+b") as stream:
-        smoke_command._pack(workspace.data, stream, workspace)
+        smoke_command._pack(files.data, stream, files)
         return sorted(tarfile.open(fileobj=stream).getnames())
 
 
@@ -362,7 +362,8 @@ def test_data_of_the_repository_has_no_link_out_and_data_of_the_command_line_may
 ) -> None:
     write(root, {"data/a/b": "", "more/c": "", "trainyard.yaml": YAML + "smoke: {data: data}\n"})
     (root / "data/more").symlink_to("../more")
-    own = workspaces.repository().workspace
+    workspace = workspaces.repository().workspace
+    own = HostFiles(workspace.file, workspace.data)
     assert packed(own, tmp_path / "tar") == ["a", "a/b", "more", "more/c"]
     for loop in ("data/a/above", "more/above"):  # the second one by way of data/more
         (root / loop).symlink_to(root / "data")
@@ -376,8 +377,8 @@ def test_data_of_the_repository_has_no_link_out_and_data_of_the_command_line_may
     (tmp_path / "outside/b").symlink_to("../private")
     monkeypatch.setenv("TRAINYARD_DATA", str(tmp_path / "outside"))
     given = workspaces.repository()
-    assert packed(given.workspace, tmp_path / "tar") == ["a", "b"]
-    assert given.workspace.config_hash == own.config_hash
+    assert packed(workspace_files.on_host(given), tmp_path / "tar") == ["a", "b"]
+    assert given.workspace.config_hash == workspace.config_hash
     assert given.context.variables()["TRAINYARD_DATA"] == str(tmp_path / "outside"), "a child process has it, too"
 
 

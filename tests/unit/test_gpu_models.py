@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, facts
+from trainyard.image import facts, recipes
 from trainyard.spec import gpus, matrix, model
 from trainyard.spec.gpus import DeviceCode
 
@@ -44,10 +43,11 @@ def test_what_is_no_capability_is_refused(text: str) -> None:
 
 def test_an_image_for_gpus_has_the_same_facts_in_its_labels_and_for_the_launcher() -> None:
     spec = model.load("gpu", "amd64")
-    labels, about = facts.labels(spec), json.loads(dockerfile.image_json(spec))
-    for name in ("cuda", "driver", "gpus"):
-        assert labels[f"io.trainyard.{name}"] == about[name]
-    assert "cuda" not in json.loads(dockerfile.image_json(model.load("cpu", "amd64")))
+    labels, about = facts.labels(spec), recipes.make(spec).accelerator
+    assert (about.cuda, about.driver, about.gpus) == tuple(
+        labels[f"io.trainyard.{name}"] for name in ("cuda", "driver", "gpus")
+    )
+    assert not recipes.make(model.load("cpu", "amd64")).accelerator.cuda
 
 
 def test_each_architecture_has_its_wheels_gpus() -> None:

@@ -16,10 +16,11 @@ from tests.published_images import publish
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.rule_engine import Finding, Severity
-from trainyard.image import facts
+from trainyard.image import facts, recipes
 from trainyard.oci import image_index, referrers
 from trainyard.oci.documents import hashed
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.recipe import PATH, Recipe
 from trainyard.spec import gpus, model
 from trainyard.spec.architectures import AMD64, ARM64
 from trainyard_jobs.check import files
@@ -415,21 +416,21 @@ def test_a_foreign_image_without_an_sbom_is_not_judged(repository: Repository) -
 
 
 @pytest.mark.parametrize(
-    ("record", "packages", "source"),
+    ("recipe", "packages", "source"),
     [
-        ({"versions": {"torch": "2.15.0"}, "cuda": "13.2", "driver": "580", "gpus": "7.5 8.0"}, {}, "image.json"),
+        (recipes.make(model.load("gpu", "amd64")), {}, "recipe.json"),
         (None, TORCH, "its installed packages"),
     ],
 )
-def test_a_local_image_is_known_by_its_record_or_its_packages(
-    tmp_path: Path, fake_engine: FakeEngine, record: Any, packages: dict[str, str], source: str
+def test_a_local_image_is_known_by_its_recipe_or_its_packages(
+    tmp_path: Path, fake_engine: FakeEngine, recipe: Recipe | None, packages: dict[str, str], source: str
 ) -> None:
     about = {"folder": "/site", "requires": [], "bytes": 1}
     installed = [{"name": name, "version": version, **about} for name, version in packages.items()]
     report = json.dumps({"python": "3.12.9", "packages": installed}).encode()
     fake_engine.add(
         "us-docker.pkg.dev/p/r/local:1",
-        files={image_metadata.RECORD: json.dumps(record).encode()} if record else {},
+        files={PATH: recipe.text().encode()} if recipe else {},
         program=lambda *_: Ran(out=report),
     )
     (finding,) = checked(tmp_path, "us-docker.pkg.dev/p/r/local:1", "NVIDIA_TESLA_P100")

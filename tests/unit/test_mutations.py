@@ -402,7 +402,7 @@ def test_a_fault_is_found_only_by_a_finding_that_the_original_does_not_have() ->
     assert not Verdict(1, (count,)).finds(["opt/x"]), "it only says that something differs"
     assert not Verdict(1, (named,)).finds(["opt/x"], without=[named])
     assert not Verdict(1, ("/opt/x and 3 more",)).finds(["opt/x"], without=["/opt/x and 2 more"])
-    assert not Verdict(0, (named,)).finds(["opt/x"]) and not Verdict(2, (named,)).finds(["opt/x"])
+    assert not Verdict(0, (named,)).finds(["opt/x"]) and not Verdict(3, (named,)).finds(["opt/x"])
 
 
 #: Instead of the command: leaves a result in its state folder, and says what it is told to.

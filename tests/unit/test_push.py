@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,9 @@ from trainyard.common.errors import StepFailed
 from trainyard.image import recipes
 from trainyard.oci import registry
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import promotion, publish
+from trainyard.recipe import PATH, Pin
+from trainyard.release import advisories, promotion, publish
+from trainyard.release.advisories import Advisory, Snapshot
 from trainyard.spec import state
 from trainyard.spec.model import load
 
@@ -121,6 +124,43 @@ def test_a_mistake_is_one_line(
 ) -> None:
     status, out, err = trainyard("push", *arguments)
     assert (status, out) == (2, "") and words in err and len(err.splitlines()) == 1
+
+
+def vulnerable() -> bytes:
+    """The recipe of an image with a package that has a known vulnerability."""
+    recipe = recipes.make(load("tf-cpu", "amd64"))
+    pin = Pin(name="pillow", version="0.1", sha256=("0" * 64,), size=1)
+    layer = recipe.layers[-1].model_copy(update={"pins": (pin,)})
+    return recipe.model_copy(update={"layers": (*recipe.layers[:-1], layer)}).text().encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "words"),
+    [
+        ({}, 2, r"has no /opt/trainyard/recipe\.json: run 'trainyard image tf-cpu'"),
+        ({PATH: b"{"}, 2, r"its /opt/trainyard/recipe\.json is damaged \(.*\): run 'trainyard image tf-cpu'"),
+        ({PATH: vulnerable()}, 1, r"pillow 0\.1: PLANTED-1 .*\('trainyard dev audit tf-cpu' lists all\)"),
+    ],
+    ids=["no recipe", "a damaged recipe", "a known vulnerability"],
+)
+def test_an_image_is_judged_by_its_recipe_before_anything_is_sent(
+    fake_engine: FakeEngine,
+    trainyard: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: dict[str, bytes],
+    status: int,
+    words: str,
+) -> None:
+    """Its files may have changed since it was built: `git pull` makes no image safe, and none unsafe."""
+    planted = Advisory("PLANTED-1", (), "pillow", "planted", "2026-11-01", ((("introduced", "0"), ("fixed", "0.2")),))
+    monkeypatch.setattr(advisories, "load", lambda: Snapshot("a test", "2026-11-20", ("pillow",), (planted,)))
+    image = fake_engine.add("trainyard:tf-cpu", files=files)
+    for step in ("verify", "smoke"):
+        state.record(tmp_path / "tf-cpu", step, image.id, {"passed": True})
+    made = trainyard("push", "tf-cpu", "--registry=localhost:1/a", ARCH="amd64", BUILD=str(tmp_path))
+    assert made[:2] == (status, "") and re.search(words, made[2]) and len(made[2].splitlines()) == 1
+    assert fake_engine.pushed == []
 
 
 def test_transient_errors_of_a_registry_are_retried() -> None:

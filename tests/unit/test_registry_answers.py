@@ -27,6 +27,7 @@ from tests.fakes.registry import Answer, Registry, sha256
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
+from trainyard.image import recipes
 from trainyard.oci import image_index, image_store, inventory, referrers, statements, transport
 from trainyard.oci.documents import InvalidAnswer
 from trainyard.oci.registry import Manifest, Repository
@@ -39,6 +40,7 @@ OCI = "application/vnd.oci.image"
 IMAGE = f"{OCI}.manifest.v1+json"
 Command = Callable[..., tuple[int, str, str]]
 VERSION = model.load("tf-cpu").version
+NAMED = recipes.named(model.load("tf-cpu"))
 SBOM = {
     "bomFormat": "CycloneDX",
     "specVersion": "1.6",
@@ -157,9 +159,9 @@ def commands(registry: Registry, place: Repository, tmp_path: Path) -> dict[str,
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     address = place.name.rpartition("/")[0]
     older, image, arm = put(registry, "older"), put(registry, "image"), put(registry, "arm", "arm64")
-    spec, signer = model.load("tf-cpu"), KeySigner(key)
+    signer = KeySigner(key)
     for one in (older, image):
-        promotion.promote(spec, address, image=one.digest)
+        promotion.promote(NAMED, place, one.digest)
     sbom = predicates.sbom(json.dumps(SBOM))
     claims.attach(place, image, None, [sbom])
     claims.attach(place, image, signer, [sbom, *(one for one in CLAIMS if one.kind != "sbom")])
@@ -834,8 +836,8 @@ def test_a_tag_is_moved_away_from_what_is_no_image(
     both = Manifest.of({"manifests": entries}, f"{OCI}.index.v1+json")
     registry.put_manifest("tf-cpu", both.media_type, both.body)
     with pytest.raises(StepFailed, match="two images for linux/amd64"):
-        promotion.promote(model.load("tf-cpu"), place.name.rpartition("/")[0], image=both.digest)
-    promotion.promote(model.load("tf-cpu"), place.name.rpartition("/")[0], image=image.digest)
+        promotion.promote(NAMED, place, both.digest)
+    promotion.promote(NAMED, place, image.digest)
     assert "tf-cpu is no image that can be read (the image index has two images" in capsys.readouterr().err
     assert set(tags(registry).values()) == {image.digest} and registry.tags["tf-cpu.previous"] == both.digest
 
@@ -869,12 +871,11 @@ def test_a_promote_of_another_host_in_between_leaves_no_mixed_tags(
     """After the first write, this one has the last word; after the second, the other one, and this one says so."""
     ours, theirs = put(registry, "ours"), put(registry, "theirs")
     promote_on_another_host(registry, theirs.digest, after_write)
-    address, spec = place.name.rpartition("/")[0], model.load("tf-cpu")
     if after_write == 1:
-        promotion.promote(spec, address, image=ours.digest)
+        promotion.promote(NAMED, place, ours.digest)
     else:
         with pytest.raises(StepFailed, match=f"are {theirs.digest[:19]}, not {ours.digest[:19]}: another process"):
-            promotion.promote(spec, address, image=ours.digest)
+            promotion.promote(NAMED, place, ours.digest)
     assert set(tags(registry).values()) == {(ours if after_write == 1 else theirs).digest} and len(tags(registry)) == 2
 
 
@@ -888,7 +889,7 @@ def test_tags_that_change_all_the_time_are_no_success(registry: Registry, place:
 
     registry.after = answer
     with pytest.raises(StepFailed, match="other processes move them all the time"):
-        promotion.promote(model.load("tf-cpu"), place.name.rpartition("/")[0], image=ours.digest)
+        promotion.promote(NAMED, place, ours.digest)
     assert sum(one.startswith("PUT") for one in registry.requests) < 10
 
 
@@ -896,10 +897,9 @@ def test_tags_that_change_all_the_time_are_no_success(registry: Registry, place:
 def test_after_a_kill_between_the_tags_the_next_command_names_them(
     registry: Registry, place: Repository, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    address, spec = place.name.rpartition("/")[0], model.load("tf-cpu")
     images = [put(registry, name) for name in ("one", "two", "three")]
     for one in images[:2]:
-        promotion.promote(spec, address, image=one.digest)
+        promotion.promote(NAMED, place, one.digest)
     written = 0
 
     def killed(method: str, path: str) -> None:
@@ -910,14 +910,14 @@ def test_after_a_kill_between_the_tags_the_next_command_names_them(
 
     registry.before = killed
     with pytest.raises(StepFailed):
-        promotion.promote(spec, address, image=images[2].digest)
+        promotion.promote(NAMED, place, images[2].digest)
     assert len(set(tags(registry).values())) == 2
     registry.before = lambda method, path: None
     capsys.readouterr()
     if command == "promote":
-        promotion.promote(spec, address, image=images[2].digest)
+        promotion.promote(NAMED, place, images[2].digest)
     else:
-        promotion.rollback(spec, address)
+        promotion.rollback(NAMED.name, place)
     assert (
         f"tf-cpu is {images[1].digest[:19]} and tf-cpu-{VERSION} is {images[2].digest[:19]}" in capsys.readouterr().err
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests import plans
 from tests.fakes.engine import FakeEngine
 
 from trainyard.common.errors import UserError
@@ -106,8 +106,6 @@ def test_nothing_differs_if_and_only_if_the_digests_agree() -> None:
 
 def test_too_little_space_is_reported_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch,
-    write_spec: Callable[[str], str],
-    spec_text: str,
     tmp_path: Any,
     fake_engine: FakeEngine,
 ) -> None:
@@ -117,8 +115,8 @@ def test_too_little_space_is_reported_before_anything_is_built(
     usage = namedtuple("usage", "free")
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "none"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(4_000_000_000))
-    spec = load(write_spec(spec_text))
-    with pytest.raises(UserError, match=r"has 4\.00 GB free, and a build of mine \(1\.90 GB\).*needs 4\.75 GB"):
-        reproduce.require_space(spec)
+    plan = plans.plan(load("tf-cpu", "amd64"))
+    with pytest.raises(UserError, match=r"has 4\.00 GB free, and a build of tf-cpu \(1\.90 GB\).*needs 4\.75 GB"):
+        reproduce.require_space(plan)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5_000_000_000))
-    reproduce.require_space(spec)
+    reproduce.require_space(plan)

@@ -117,11 +117,11 @@ def test_the_command_lists_every_rule_with_its_severity_and_source(trainyard: Tr
 
 
 def test_the_list_can_be_limited_to_subjects_and_rules(trainyard: Trainyard) -> None:
-    status, out, _ = trainyard("rules", "gke", "labels_match_spec", "--json")
+    status, out, _ = trainyard("rules", "gke", "image_is_its_recipe", "--json")
     found = json.loads(out)["rules"]
     assert status == 0
     assert [one["id"] for one in found] == [
-        one.id for one in RULES if "gke" in one.subjects or one.id == "labels_match_spec"
+        one.id for one in RULES if "gke" in one.subjects or one.id == "image_is_its_recipe"
     ]
     assert set(found[0]) == {"id", "title", "severity", "subjects", "source"}
 

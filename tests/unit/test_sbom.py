@@ -17,6 +17,7 @@ from trainyard.oci import attached_sbom, inventory, referrers
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.inventory import Image, LayerPackages, LayerSummary
 from trainyard.oci.registry import Manifest, Repository
+from trainyard.recipe import Pin
 from trainyard.release import sbom
 from trainyard.spec.model import load
 
@@ -101,10 +102,22 @@ def test_hashes_come_from_the_locks(image: Image) -> None:
 
 
 def test_every_locked_package_has_hashes() -> None:
-    recipe = recipes.make(load("xla"))
-    hashes = sbom.locked_hashes(recipe)
-    assert {name for name, _ in hashes} == set(recipe.versions)
+    spec = load("xla")
+    hashes = sbom.locked_hashes(recipes.make(spec))
+    assert dict(hashes.keys()) == spec.locked().versions
     assert all(len(one) == 64 for some in hashes.values() for one in some) and all(hashes.values())
+
+
+def test_hashes_are_those_of_the_recipe_in_the_image(image: Image) -> None:
+    recipe = recipes.make(load("xla"))
+    pin = Pin(name="torch", version="2.9.1", sha256=("c" * 64,), size=1)
+    recipe = recipe.model_copy(update={"layers": (recipe.layers[0].model_copy(update={"pins": (pin,)}),)})
+    text = sbom.make(
+        replace(image, layer_contents={"sha256:d": replace(image.layer_contents["sha256:d"], recipe=recipe)})
+    )
+    components = {one["name"]: one for one in json.loads(text)["components"]}
+    assert components["torch"]["hashes"] == [{"alg": "SHA-256", "content": "c" * 64}]
+    assert sbom.make(image) == sbom.bill(image, {}), "an image without a recipe"
 
 
 def test_packages_are_read_back_from_an_sbom(image: Image) -> None:

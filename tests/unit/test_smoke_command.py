@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from launcher import cli
+from tests import workspaces
 
 from trainyard.common.errors import UserError
-from trainyard.image import command_words, network_observer, smoke_command, smoke_test
-from trainyard.image.smoke_failure import Explanation, Run, tracebacks
+from trainyard.image import command_words, network_observer, recipes, smoke_command, smoke_test, workspace_files
+from trainyard.image.smoke_failure import Explanation, HostFiles, Run, tracebacks
+from trainyard.recipe import Recipe
 from trainyard.release import candidate
 from trainyard.spec import model, state
 
@@ -47,7 +49,8 @@ def explain(repository: Repository) -> Explain:
 
     def line(log: str, *files: str, run: str = "python train.py", status: int = 1, **contents: str) -> str:
         spec = repository(f"run: {run}", *files, **contents)
-        return Explanation(shlex.split(run), spec.workspace).of(Run(status, log.splitlines()))
+        explanation = Explanation(shlex.split(run), recipes.make(spec.extends), workspace_files.on_host(spec))
+        return explanation.of(Run(status, log.splitlines()))
 
     return line
 
@@ -97,8 +100,8 @@ RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
         ),
         (
             raised(f"{NO_MODULE} 'torch_xla'", TRAIN),
-            f"train.py:3: {NO_MODULE} 'torch_xla': the image has no torch_xla: set extends to a target that has it "
-            "(xla)",
+            f"train.py:3: {NO_MODULE} 'torch_xla': the image has no torch_xla: set extends to a target with torch_xla "
+            "('trainyard list' shows them)",
         ),
         (raised(LIBRARY, TRAIN), f"train.py:3: {LIBRARY}: add libgl1 to system in trainyard.yaml"),
         (raised(BY_PATH, TRAIN), f"train.py:3: {BY_PATH}: add libgomp1 to system in trainyard.yaml"),
@@ -242,7 +245,8 @@ def test_a_killed_run_ran_out_of_memory(explain: Explain) -> None:
 
 def test_a_run_that_asked_a_host_says_which_and_what_to_do(repository: Repository) -> None:
     log = raised("urllib.error.URLError: <urlopen error [Errno -3]>", TRAIN)
-    explanation = Explanation(["python", "train.py"], repository("run: python train.py", "train.py").workspace)
+    files = workspace_files.on_host(repository("run: python train.py", "train.py"))
+    explanation = Explanation(["python", "train.py"], None, files)
     assert explanation.of(Run(1, log.splitlines(), ["huggingface.co"])).endswith(
         ": asked for huggingface.co, which a smoke test cannot reach: give the files as smoke.data in trainyard.yaml, "
         "and read them from /data, or give '--smoke-network'"
@@ -404,6 +408,12 @@ def test_the_observer_counts_a_call_of_a_package_as_own_code(tmp_path: Path) -> 
     assert lines[-1] == "running"
 
 
+def recipe(spec: model.Spec) -> Recipe:
+    """Return the recipe of a repository, whose lock has no packages but the target's."""
+    workspaces.lock(spec)
+    return recipes.make(workspaces.render(spec))
+
+
 @pytest.mark.parametrize(
     ("document", "command"),
     [
@@ -415,24 +425,24 @@ def test_the_observer_counts_a_call_of_a_package_as_own_code(tmp_path: Path) -> 
     ],
 )
 def test_the_closing_command_is_that_of_the_image(repository: Repository, document: str, command: str) -> None:
-    assert candidate.closing_command(repository(document), {}) == command
+    assert candidate.closing_command(recipe(repository(document, "train.sh")), {}) == command
 
 
 def test_the_closing_command_has_an_output_folder_and_a_target_if_needed(repository: Repository) -> None:
-    spec = repository("run: ./train.sh\nsmoke: {args: --epochs=1}")
-    command = candidate.closing_command(spec, {"writes_output": True}, "../mine")
+    made = recipe(repository("run: ./train.sh\nsmoke: {args: --epochs=1}", "train.sh"))
+    command = candidate.closing_command(made, {"writes_output": True}, "../mine")
     assert command == "trainyard run ../mine --output=output -- --epochs=1"
 
 
 def test_the_closing_command_of_an_own_trainer_asks_nothing_of_it() -> None:
-    spec = model.load("examples/patches")
-    assert candidate.closing_command(spec, {}) == "docker run --rm trainyard:patches patches --help"
+    made = recipes.make(model.load("examples/patches"))
+    assert candidate.closing_command(made, {}) == "docker run --rm trainyard:patches patches --help"
 
 
 def told(spec: model.Spec, said: bool | None, **more: bool) -> bool:
     """Return whether a repository's smoke test has a network, given ``smoke_network=said``."""
     context = dataclasses.replace(spec.context, smoke_network=said, **more)
-    return smoke_test.network_of(spec.model_copy(update={"context": context}))
+    return smoke_test.network_of(spec.target, workspace_files.on_host(spec), context)
 
 
 def test_a_network_is_what_this_host_was_told_last(repository: Repository, tmp_path: Path) -> None:
@@ -443,7 +453,8 @@ def test_a_network_is_what_this_host_was_told_last(repository: Repository, tmp_p
     assert not told(spec, None, offline=True)
     other = tmp_path / "stranger" / "mine"
     other.mkdir(parents=True)
-    assert not told(spec.model_copy(update={"folder": other}), None), "a repository of the same name"
+    same_name = HostFiles(other / "trainyard.yaml")
+    assert not smoke_test.network_of(spec.target, same_name, spec.context), "a repository of the same name"
     assert told(spec, None)
     assert not told(spec, False) and not told(spec, None)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ import pytest
 from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
-from trainyard.image import build, facts, smoke_test
+from trainyard import recipe as recipes
+from trainyard.image import build, smoke_test
+from trainyard.image import recipes as made
 from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
+from trainyard.oci.probe_runner import ProbeResult
 from trainyard.release import candidate
 from trainyard.sandbox import containers
 from trainyard.spec import model, state
@@ -220,13 +224,15 @@ def building(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path:
     fake_engine.add(repo_digests=names, config={"WorkingDir": "/workspace"})
 
     def build(words: Sequence[str], _environment: Mapping[str, str]) -> Ran:
-        arguments = dict(re.findall(r"tf-cpu\.args\.(\w+)=(.*)", "\n".join(words)))
-        made = {label: arguments[name] for label, name in facts.labels_from_arguments(spec).items()}
+        bake_file = next(Path(word.partition("=")[2]) for word in words if word.startswith("--file="))
+        (target,) = json.loads(bake_file.read_text(encoding="utf-8"))["target"].values()
+        text = (Path(target["contexts"]["recipe"]) / recipes.FILE).read_text(encoding="utf-8")
+        labels = recipes.parse(text).image_labels() | {recipes.DIGEST: recipes.digest(text)}
         option = next(word for word in words if word.startswith("--metadata-file="))
         metadata = {"tf-cpu": {"containerimage.digest": DIGEST}}
         Path(option.partition("=")[2]).write_text(json.dumps(metadata), encoding="utf-8")
         if not any(image.id == DIGEST for image in fake_engine.images):
-            fake_engine.add(digest=DIGEST, labels=facts.labels(spec) | made)
+            fake_engine.add(digest=DIGEST, labels=labels, files={recipes.PATH: text.encode()})
         name = next(word.partition("=")[2] for word in words if word.startswith("tf-cpu.tags="))
         fake_engine.tag(fake_engine.image(DIGEST), name)
         return Ran()
@@ -236,12 +242,17 @@ def building(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path:
         found.config["config"]["Labels"] = fake_engine.image(DIGEST).labels
         return found
 
+    def probed(*_: object) -> ProbeResult:
+        inside = good("tf-cpu").inside
+        text = fake_engine.image(DIGEST).files[recipes.PATH].decode()
+        return replace(inside, texts=inside.texts | {"recipe.json": text})
+
     fake_engine.docker = build
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
     monkeypatch.setenv("TRAINYARD_PROVENANCE", "0")
     fake_engine.digest_at_registry = lambda _: DIGEST
     monkeypatch.setattr(layers, "read", stored)
-    monkeypatch.setattr(probe_runner, "probe", lambda *_: good("tf-cpu").inside)
+    monkeypatch.setattr(probe_runner, "probe", probed)
     monkeypatch.setattr(smoke_test, "_train", lambda *_: TRAINED)
     return fake_engine
 
@@ -271,17 +282,30 @@ def test_an_image_is_a_few_lines(building: FakeEngine, trainyard: Run) -> None:
 
 def test_the_layers_are_a_table_with_verbose(building: FakeEngine, trainyard: Run) -> None:
     _, _, err = trainyard("image", "tf-cpu", "--verbose")
-    assert "largest packages" in err and "Labels match the spec" in err
+    assert "largest packages" in err and "The unpacked size is within the budget" in err
     assert "largest packages" not in trainyard("verify", "tf-cpu")[2]
 
 
-BUILT: dict[str, Any] = {
-    "digest": "1",
-    "base": "debian:13",
-    "layers": ["a", "b"],
-    "inputs": {"Dockerfile": "1", "trainyard.lock [framework]": "1", "code.tar": "1", "trainers/common/run.py": "1"},
-    "versions": {"numpy": "2.4.5", "einops": "0.8.2", "six": "1.17.0"},
-}
+INPUTS = {"Dockerfile": "1", "pylock.toml [framework]": "1", "code.tar": "1", "trainers/common/run.py": "1"}
+VERSIONS = {"numpy": "2.4.5", "einops": "0.8.2", "six": "1.17.0"}
+
+
+def built(
+    digest: str = "2",
+    base: str = "debian:13",
+    layers: Sequence[str] = ("a", "b"),
+    inputs: Mapping[str, str] = {},
+    versions: Mapping[str, str] = VERSIONS,
+) -> dict[str, Any]:
+    """Return the facts of a build; ``inputs``: those that differ from INPUTS."""
+    recipe = made.make(model.load("tf-cpu", "amd64"))
+    pins = tuple(recipes.Pin(name=name, version=each, sha256=(), size=0) for name, each in versions.items())
+    host = recipes.Built(
+        tag="", created="2026-11-20T12:00:00Z", revision="unknown", base=base, base_digest="", notes=()
+    )
+    layer = recipe.layers[-1].model_copy(update={"pins": pins})
+    changes = {"built": host, "layers": (layer,), "inputs": {**INPUTS, **inputs}}
+    return {"digest": digest, "layers": list(layers), "recipe": recipe.model_copy(update=changes).text()}
 
 
 @pytest.mark.parametrize(
@@ -304,9 +328,7 @@ BUILT: dict[str, Any] = {
     ],
 )
 def test_what_changed_since_the_last_image_is_named(now: dict[str, Any], words: str) -> None:
-    after = {**BUILT, "digest": "2", **now}
-    after["inputs"] = BUILT["inputs"] | now.get("inputs", {})
-    assert candidate.changed(BUILT, after) == words
+    assert candidate.changed(built(digest="1"), built(**now)) == words
 
 
 def test_the_last_image_that_passed_is_the_last_that_was_built(tmp_path: Path) -> None:

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
-from tests.workspaces import LockedOnce, empty, fresh, relock
+from tests.workspaces import LockedOnce, empty, fresh, relock, render
 
 from trainyard.commands import update as command
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build, peak_memory, repository_lock, target_lock
+from trainyard.image import base_image, peak_memory, planning, recipes, repository_lock, target_lock, workspace_files
+from trainyard.recipe import Command
 from trainyard.release import advisories, bisect, trials, update, update_report
 from trainyard.release.advisories import Advisory, Snapshot
+from trainyard.release.bisect import Tried
 from trainyard.release.trials import Bounds, Measured, Trials
 from trainyard.release.update import GROUPS, Result, Step, Update
 from trainyard.spec import lock as locks
@@ -28,7 +30,6 @@ from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock, Section
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.spec.pylock import Content
-from trainyard.spec.workspace import SmokeRun
 
 TARGET = model.load("tf-cpu", "amd64")
 OLD = {"alpha": "1.0.0", "beta": "1.0.0", "gamma": "1.0.0", "leaky": "1.0.0"}
@@ -454,7 +455,7 @@ class Runs:
         self.printed, self.seconds = list(printed), seconds
         self.commands: list[tuple[str, ...]] = []
 
-    def __call__(self, _spec: Spec, _name: str, command: tuple[str, ...], _smoke: SmokeRun) -> Runs:
+    def __call__(self, _tried: Tried, command: tuple[str, ...], _test: Command) -> Runs:
         self.commands.append(command)
         return self
 
@@ -464,7 +465,9 @@ def timed(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch, runs: Runs, smo
     text = (spec.folder / "trainyard.yaml").read_text(encoding="utf-8").replace("smoke: {args: []}", smoke)
     (spec.folder / "trainyard.yaml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(trials, "_run", runs)
-    return trials._timed(fresh(spec), "image", Bounds(runs=2, **bounds), Measured())
+    made = render(spec)
+    tried = Tried(recipes.make(made), "image", made.context, workspace_files.on_host(made))
+    return trials._timed(tried, Bounds(runs=2, **bounds), Measured())
 
 
 PRINTED = ("step 1: 9 ms", "step 2: 4 ms", "accuracy 0.5", "accuracy 0.75", '{"peak_memory": 4096}')
@@ -501,7 +504,8 @@ def test_without_a_smoke_test_only_the_start_is_measured(spec: RepositorySpec, m
 def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs('{"event": "summary", "images_per_second": 250.0}', '{"peak_memory": 4096}')
     monkeypatch.setattr(trials, "_run", runs)
-    found = trials._timed(TARGET, "image", Bounds(runs=1), Measured(value=98.0))
+    tried = Tried(recipes.make(TARGET), "image", TARGET.context, None)
+    found = trials._timed(tried, Bounds(runs=1), Measured(value=98.0))
     assert (found.timed, found.steps, found.value) == ("image, s", (0.004,), 98.0)
     assert runs.commands[-1][-2:] == ("-m", "trainers.tf.mnist")
 
@@ -509,10 +513,10 @@ def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest
 def test_an_image_that_cannot_be_built_fails_with_the_reason(
     spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Spec, **__: object) -> None:
+    def fail(_: Spec) -> None:
         raise StepFailed("no wheel")
 
-    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr(planning, "planned", fail)
     assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
 
 

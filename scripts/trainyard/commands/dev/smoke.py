@@ -59,11 +59,13 @@ def command(context: Context, target: str | None, recipe: Path | None, as_json: 
 
 def _of_target(context: Context, target: str | None) -> tuple[Recipe, str, HostFiles | None]:
     """Return the recipe and the reference of a target's image, and where its repository is on this host."""
-    from trainyard.image import recipes, workspace_files
+    from trainyard.image import recipes, smoke_test, workspace_files
     from trainyard.spec.model import load
     from trainyard.spec.naming import default_reference
 
     spec = load(target, context=context)
+    files = workspace_files.on_host(spec)
+    smoke_test.network_of(spec.local_name, files, context)  # refuses an option that is for a repository's command
     reference = default_reference(context.engine, spec.local_name)
     local = context.engine.image(reference, made_by=spec.command("dev build"))
-    return recipes.for_image(spec, local.labels), reference, workspace_files.on_host(spec)
+    return recipes.for_image(spec, local.labels), reference, files
