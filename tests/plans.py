@@ -1,4 +1,4 @@
-"""Plans of builds, for most of which no index and no registry was asked."""
+"""Plans of builds, for most of which no index and no registry was asked, and what the rules say of an image."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from trainyard.image import build, dockerfile, planning
+from trainyard.common.rule_engine import Finding
+from trainyard.image import build, dockerfile, planning, recipes
 from trainyard.image.plan import Plan, Sources
+from trainyard.lint.image import verify
+from trainyard.lint.image.evidence import Evidence
 from trainyard.spec import model, pylock
 from trainyard.spec.model import Spec
 
@@ -37,3 +40,9 @@ def with_index(target: str, index: str, folder: Path) -> Path:
     for spec in model.each_platform(model.load(str(copy))):
         dockerfile.write(dockerfile.rendered(spec))
     return copy
+
+
+def examined(spec: Spec, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
+    """Examine an image as ``trainyard verify`` does, against the recipe that follows from the files of its spec."""
+    recipe = recipes.for_image(spec, spec.context.engine.image(reference).labels)
+    return verify.examine(recipe, reference, spec.context)

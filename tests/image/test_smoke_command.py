@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests import workspaces
 from tests.engine import CONTEXT, ENGINE
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
-from trainyard.image import base_image, smoke_command, smoke_test
+from trainyard.image import base_image, recipes, smoke_command, smoke_test, workspace_files
+from trainyard.recipe import Recipe
 from trainyard.release import candidate
 from trainyard.spec import model, state
 
@@ -51,16 +52,10 @@ def build(context: Path | bytes, *arguments: str) -> str:
     return done.stdout.decode().strip()
 
 
-def recipe(name: str, default: str, command: list[str]) -> bytes:
-    """What the launcher reads of an image's recipe.json."""
-    document = {
-        "name": name,
-        "framework": {"name": "torch", "version": "2.9.1"},
-        "commands": {default: command},
-        "default": default,
-        "accelerator": {"kind": "none", "cuda": "", "driver": "", "gpus": ""},
-    }
-    return json.dumps(document).encode()
+def recipe_of(spec: model.Spec) -> Recipe:
+    """Return the recipe of a repository, whose lock has no packages but the target's."""
+    workspaces.lock(spec)
+    return recipes.make(workspaces.render(spec))
 
 
 def tar_of(files: dict[str, tuple[bytes, int]], *more: str) -> bytes:
@@ -112,7 +107,7 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
                 code[f"workspace/{name}"] = (text.encode(), 0o775 if name in executable else 0o664)
         monkeypatch.chdir(folder)
         spec = model.load(None)
-        code["opt/trainyard/recipe.json"] = (recipe("mine", "run", spec.trainer_commands()["run"]), 0o644)
+        code["opt/trainyard/recipe.json"] = (recipe_of(spec).text().encode(), 0o644)
         context = tar_of(
             {
                 "Dockerfile": (CODE.format(launcher=launcher_image).encode(), 0o644),
@@ -129,17 +124,21 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
         ENGINE.untag(tag)
 
 
-def passes(made: Made) -> dict[str, Any]:
+def smoked(made: Made) -> dict[str, Any]:
     spec, tag = made
-    facts = smoke_test.smoke(spec, tag)
-    recorded = state.recall(state_folder() / spec.target, "smoke", facts["digest"])
+    return smoke_test.smoke(recipe_of(spec), tag, spec.context, workspace_files.on_host(spec))
+
+
+def passes(made: Made) -> dict[str, Any]:
+    facts = smoked(made)
+    recorded = state.recall(state_folder() / made[0].target, "smoke", facts["digest"])
     assert recorded is not None and recorded["passed"] and recorded["level"] == facts["level"]
     return facts
 
 
 def fails(made: Made) -> str:
     with pytest.raises(StepFailed) as found:
-        smoke_test.smoke(*made)
+        smoked(made)
     return str(found.value)
 
 
@@ -461,8 +460,10 @@ def own_dockerfile(launcher_image: str, tmp_path: Path) -> Iterator[Callable[...
     tag = "trainyard-test:smoke-own"
 
     def write(command: str, text: str, more: str = "", launcher: str = launcher_image) -> str:
+        commands = {"commands": {"mnist": ("python3", "/app/train.py")}, "default": "mnist"}
+        document = recipes.make(model.load("cpu")).model_copy(update=commands).text()
         files = {
-            "opt/trainyard/recipe.json": (recipe("cpu", "mnist", ["python3", "/app/train.py"]), 0o644),
+            "opt/trainyard/recipe.json": (document.encode(), 0o644),
             "app/train.py": (text.encode(), 0o664),
         }
         dockerfile = OWN.format(launcher=launcher, command=command) + more
@@ -475,7 +476,10 @@ def own_dockerfile(launcher_image: str, tmp_path: Path) -> Iterator[Callable[...
 
 def subject_of(tag: str, spec: model.Spec | None = None) -> smoke_command.Subject:
     image = ENGINE.client.images.get(tag)
-    return candidate.subject(image, tag, spec.workspace if spec else None)
+    repository = None
+    if spec and (files := workspace_files.on_host(spec)):
+        repository = candidate.Repository(spec.target, files, tuple(spec.run or ()), recipes.command_test(spec))
+    return candidate.subject(ENGINE, image, tag, repository)
 
 
 def test_an_image_of_the_users_own_dockerfile_is_started_with_its_command(own_dockerfile: Callable[..., str]) -> None:

@@ -14,7 +14,7 @@ from tests.engine import CONTEXT, ENGINE
 from tests.image.conftest import Finished
 from tests.image.trainer_box import Box, box
 from trainyard.common.docker_engine import resource_labels
-from trainyard.image import base_image, smoke_containers, smoke_test
+from trainyard.image import base_image, recipes, smoke_containers, smoke_test
 from trainyard.image.smoke_containers import SmokeSandbox
 from trainyard.sandbox import containers
 from trainyard.sandbox.datasets import digits
@@ -45,7 +45,7 @@ def sandbox(built_image: BuiltImage) -> Iterator[SmokeSandbox]:
 
 @pytest.mark.slow("test_miniature.py, test_image.py")
 def test_the_smoke_test_says_in_which_containers_an_image_has_trained(built_image: BuiltImage) -> None:
-    facts = smoke_test.smoke(model.load("tf-cpu"), built_image("tf-cpu"))
+    facts = smoke_test.smoke(recipes.make(model.load("tf-cpu")), built_image("tf-cpu"), CONTEXT)
     assert facts["restricted"] and facts["killed_while_saving"], facts
     assert (facts["processes"], facts["worker_processes"], facts["notes"]) == (2, 2, [])
 

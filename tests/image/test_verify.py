@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import plans
 from tests.engine import ENGINE
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
@@ -49,7 +50,7 @@ RUN cat /usr/local/share/ca-certificates/corporate.crt >>/etc/ssl/certs/ca-certi
 RUN cp /usr/bin/env /usr/local/bin/run-as-root && chmod 4755 /usr/local/bin/run-as-root
 RUN printf 'x = 1\n' >/opt/trainyard/trainers/fresh.py
 RUN printf '# changed\n' >>/opt/trainyard/trainers/common/order.py
-RUN sed -i 's/"tf-cpu"/"tf-gpu"/' /opt/trainyard/image.json
+RUN sed -i 's/"tf-cpu"/"tf-gpu"/' /opt/trainyard/recipe.json
 RUN ACCESS_TOKEN={token} true
 ENV HF_TOKEN=x REQUESTS_CA_BUNDLE=/opt/corporate.pem
 LABEL io.trainyard.framework=tensorflow==2.20.0
@@ -83,16 +84,20 @@ EXPECTED = [
     ("imports_do_not_compile", "/tensorflow/python/platform/build_info.py: has the byte code of another source"),
     ("imports_do_not_compile", "/opt/trainyard/trainers/fresh.py: has no byte code"),
     ("imports_do_not_compile", "/opt/trainyard/trainers/common/order.py: has the byte code of another source"),
-    ("image_json_matches_spec", 'target is "tf-gpu"; the spec gives "tf-cpu"'),
-    ("starts_as_specified", "ENTRYPOINT: ['launch']; expected ['tini', '--', 'launch']"),
-    ("starts_as_specified", "USER: 'root'"),
-    ("labels_match_spec", "label io.trainyard.framework: 'tensorflow==2.20.0'; expected 'tensorflow==2.21.0'"),
+    ("image_is_its_recipe", '/opt/trainyard/recipe.json: name is "tf-gpu"; the recipe gives "tf-cpu"'),
+    ("image_is_its_recipe", "label io.trainyard.recipe: '"),
+    ("image_is_its_recipe", "ENTRYPOINT: ['launch']; expected ['tini', '--', 'launch']"),
+    ("image_is_its_recipe", "USER: 'root'"),
+    (
+        "image_is_its_recipe",
+        "label io.trainyard.framework: 'tensorflow==2.20.0'; the recipe gives 'tensorflow==2.21.0'",
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def faultless(built_image: Callable[[str], str]) -> tuple[Evidence, Findings]:
-    return verify.examine(ENGINE, load("tf-cpu"), built_image("tf-cpu"))
+    return plans.examined(load("tf-cpu"), built_image("tf-cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,7 @@ def planted_image(built_image: Callable[[str], str], tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def planted(planted_image: str) -> Findings:
-    return verify.examine(ENGINE, load("tf-cpu"), planted_image)[1]
+    return plans.examined(load("tf-cpu"), planted_image)[1]
 
 
 def test_an_image_that_passed_has_no_finding(faultless: tuple[Evidence, Findings]) -> None:

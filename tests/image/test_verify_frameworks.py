@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests import plans
 from tests.engine import ENGINE
 from tests.miniature import Miniature
-from trainyard.lint.image import verify
 from trainyard.spec import pylock
 from trainyard.spec.model import load
 
@@ -68,7 +68,7 @@ RUN sed -i 's/^Version: .*/Version: 2.8.0/' {SITE}/torch-2.9*.dist-info/METADATA
         ("torch_xla_has_its_libtpu", "package libtpu: is 0.0.51; torch_xla 2.9.0 needs libtpu==0.0.21"),
         ("nothing_known_to_conflict", "torch-xla 2.9.0 and libtpu 0.0.51 cannot share an image"),
         ("torch_is_the_build_of_its_index", "torch.version.cuda is"),
-        ("tags_match_spec", "tag planted.example/trainyard:planted-"),
+        ("image_is_its_recipe", "tag planted.example/trainyard:planted-"),
     ],
 )
 def test_a_wrong_framework_is_found_and_named(in_xla: list[dict[str, Any]], rule: str, words: str) -> None:
@@ -88,14 +88,14 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(
     text = f"""\
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py
 LABEL io.trainyard.index=pytorch-cpu"""
-    _, found = verify.examine(ENGINE, load(str(folder)), plant(built_image("xla"), text))
+    _, found = plans.examined(load(str(folder)), plant(built_image("xla"), text))
     reported = [str(one) for one in found["torch_is_the_build_of_its_index"] if one.fails]
     assert any("is 2.9.1+cu128; index pytorch-cpu has +cpu" in one for one in reported), reported
 
 
 def test_torch_without_cuda_is_no_image_for_gpus(miniature: Miniature) -> None:
     """The CUDA nightly that held CPU torch (https://github.com/pytorch/pytorch/issues/125879)."""
-    _, found = verify.examine(ENGINE, load("gpu"), miniature.built("mini"))
+    _, found = plans.examined(load("gpu"), miniature.built("mini"))
     reported = [str(one) for one in found["framework_is_built_for_the_accelerator"]]
     assert any("is built without CUDA" in one for one in reported), reported
 
@@ -108,7 +108,7 @@ def test_tensorflow_with_another_cudnn_is_found(built_image: BuiltImage, plant: 
 RUN sed -i "s/'is_cuda_build', False/'is_cuda_build', True/" {site}/tensorflow/python/platform/build_info.py \\
  && printf "build_info['cudnn_version'] = '9'\\n" >>{site}/tensorflow/python/platform/build_info.py \\
  && mkdir {info} && printf 'Metadata-Version: 2.1\\nName: nvidia-cudnn-cu12\\nVersion: 8.9.7.29\\n' >{info}/METADATA"""
-    _, found = verify.examine(ENGINE, load("tf-cpu"), plant(built_image("tf-cpu"), text))
+    _, found = plans.examined(load("tf-cpu"), plant(built_image("tf-cpu"), text))
     reported = [str(one) for some in found.values() for one in some]
     assert any("is a CUDA build under the name tensorflow-cpu" in one for one in reported), reported
     assert any("package nvidia-cudnn-cu12 8.9.7.29" in one and "is in no lock" in one for one in reported), reported
