@@ -38,6 +38,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode())
         monkeypatch.chdir(folder)
+        monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path / "state"))
         return model.load(None)
 
     return write

@@ -124,7 +124,9 @@ def test_a_signal_that_asks_to_end_stops_a_run_after_its_step(name: str, tmp_pat
         "import os, signal, sys; from trainers.common import exits; stop = exits.Stop(); stop.install();"
         f"os.kill(os.getpid(), signal.{name}); sys.exit(stop.poll())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TRAINERS.parent, check=False)
+    # These tests may themselves run under nohup, whose children inherit that SIGHUP is ignored.
+    heard = ["env", "--default-signal=HUP", sys.executable, "-c", code]
+    done = subprocess.run(heard, cwd=TRAINERS.parent, check=False)
     assert done.returncode == 128 + signal.Signals[name]
     ignored = subprocess.run(["nohup", sys.executable, "-c", code], cwd=TRAINERS.parent, check=False,
                              capture_output=True)  # fmt: skip
