@@ -55,7 +55,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return run
 
 
-LIB = {"lib/mymodel/__init__.py": "__version__ = '1.6'\n", "lib/mymodel/net.py": ""}
+LIB = {"lib/mymodel/__init__.py": "'A model.'\n__version__ = '1.6'\n", "lib/mymodel/net.py": ""}
 
 
 def built_by(requires: str, backend: str) -> str:
@@ -94,7 +94,8 @@ BACKENDS = {
         **LIB,
     },
     "flit": {
-        "pyproject.toml": PROJECT.replace("my-x", "mymodel") + built_by("'flit_core'", "flit_core.buildapi")
+        "pyproject.toml": PROJECT.replace("my-x", "mymodel").replace("['version']", "['version', 'description']")
+        + built_by("'flit_core'", "flit_core.buildapi")
         + "[tool.flit.module]\nname = 'mymodel'\n",
         **{name.replace("lib/", "src/"): text for name, text in LIB.items()},
     },
