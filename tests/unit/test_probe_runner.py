@@ -23,7 +23,7 @@ REPORT: dict[str, Any] = {
     "sources": 1,
     "missing": [],
     "stale": ["/site/a.py"],
-    "texts": {"image.json": "{}"},
+    "texts": {"recipe.json": "{}"},
     "libraries": {"/site/a.so": {"code": ["9.0"], "ptx": []}},
     "ptxas": {"/site/ptxas": "12.9"},
 }

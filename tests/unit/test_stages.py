@@ -24,14 +24,12 @@ from tests.unit.test_verify import good
 from trainyard import recipe as recipes
 from trainyard.image import build, smoke_test
 from trainyard.image import recipes as made
-from trainyard.image.wheel_layers import WheelLayer
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
 from trainyard.oci.probe_runner import ProbeResult
 from trainyard.release import candidate
 from trainyard.sandbox import containers
 from trainyard.spec import model, state
-from trainyard.spec.lock import Pin
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -359,7 +357,8 @@ def test_how_long_a_step_took_last_time_is_known_from_its_last_result(tmp_path: 
     ],
 )
 def test_a_build_names_wheels_and_bytes(pins: list[tuple[str, int]], words: str) -> None:
-    layer = WheelLayer("wheels-1", tuple(Pin(name, "1", ("0" * 64,), size) for name, size in pins))
+    wheels = tuple(recipes.Pin(name=name, version="1", sha256=("0" * 64,), size=size) for name, size in pins)
+    layer = recipes.Layer(stage="wheels-1", instruction="COPY", copied=True, pins=wheels, index=False, private=False)
     assert build._words(layer) == words
 
 

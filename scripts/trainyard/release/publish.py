@@ -52,7 +52,7 @@ def blobs(verified: dict[str, Any]) -> list[Blob]:
     ]
 
 
-def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[str, Any]]:
+def upload_report(parts: list[Blob], blob_status: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return what a push did with each blob: ``name``, ``digest``, ``size`` in bytes, ``uploaded``.
 
     Args:
@@ -61,15 +61,12 @@ def upload_report(parts: list[Blob], blob_status: dict[str, str]) -> list[dict[s
             (Docker 26).
     """
     existing = tuple(f"sha256:{start}" for start, status in blob_status.items() if status == "exists")
-    return [
-        {
-            "name": blob.name,
-            "digest": blob.digest,
-            "size": blob.size,
-            "uploaded": not (blob.digest.startswith(existing) or blob.diff_id.startswith(existing)),
-        }
-        for blob in parts
-    ]
+    there = {blob for blob in parts if blob.digest.startswith(existing) or blob.diff_id.startswith(existing)}
+    return [_reported(blob, uploaded=blob not in there) for blob in parts]
+
+
+def _reported(blob: Blob, *, uploaded: bool) -> dict[str, Any]:
+    return {"name": blob.name, "digest": blob.digest, "size": blob.size, "uploaded": uploaded}
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ def push(source: Source, address: str, *, reference: str | None = None, allow_un
         )
     if same:
         digest = str(before)
-        reported = upload_report(parts, {"": "exists"})  # every digest starts with the empty string
+        reported = [_reported(blob, uploaded=False) for blob in parts]
     else:
         with stages.stage("push") as stage:
             reported = upload_report(parts, _upload(engine, image, destination, parts))
