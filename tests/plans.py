@@ -44,5 +44,5 @@ def with_index(target: str, index: str, folder: Path) -> Path:
 
 def examined(spec: Spec, reference: str) -> tuple[Evidence, dict[str, list[Finding]]]:
     """Examine an image as ``trainyard verify`` does, against the recipe that follows from the files of its spec."""
-    recipe = recipes.for_image(spec, spec.context.engine.image(reference).labels)
+    recipe = recipes.for_image(spec, spec.context.engine.image(reference, made_by="docker pull").labels)
     return verify.examine(recipe, reference, spec.context)

@@ -10,6 +10,7 @@ import pytest
 from tests.engine import ENGINE
 from tests.image import catalogue
 from tests.image.conftest import Finished
+from trainyard import recipe as recipes
 from trainyard.common.settings import state_folder
 from trainyard.spec import model, state
 from trainyard.spec.naming import FILE_EPOCH
@@ -121,12 +122,13 @@ def test_its_users_do_not_say_on_which_day_it_was_built(target: str, built_image
 def test_every_fallback_is_recorded(target: str, built_image: BuiltImage) -> None:
     """If the index or the base of the spec was unreachable, the result names what was used instead."""
     image = ENGINE.client.images.get(built_image(target))
-    built = state.require(state_folder() / target, str(image.id), "build")["build"]
-    loaded = model.load(target)
-    fell_back = built["index"] != loaded.framework.index
-    assert fell_back == any("come from the default index" in note for note in built["notes"])
-    bootstrapped = not built["base"].startswith(loaded.base_spec().image)
-    assert bootstrapped == any("bootstrapped" in note or "with TRAINYARD_BASE" in note for note in built["notes"])
+    recipe = recipes.parse(state.require(state_folder() / target, str(image.id), "build")["build"]["recipe"])
+    built = recipe.built
+    assert built
+    fell_back = recipe.index != recipe.framework.index
+    assert fell_back == any("come from the default index" in note for note in built.notes)
+    bootstrapped = not built.base.startswith(recipe.base.reference)
+    assert bootstrapped == any("bootstrapped" in note or "with TRAINYARD_BASE" in note for note in built.notes)
 
 
 def test_it_passed_everything_under_its_digest(target: str, built_image: BuiltImage) -> None:

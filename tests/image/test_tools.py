@@ -23,7 +23,7 @@ from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import provenance
 from trainyard.oci import attached_sbom, inventory, registry, statements
 from trainyard.oci.registry import Manifest, Repository
-from trainyard.release import claims, diff, image_packages, keys, predicates, publish, sbom
+from trainyard.release import claims, diff, image_packages, keys, predicates, publish, sbom, sources
 from trainyard.spec import state
 from trainyard.spec.model import Spec, load
 
@@ -211,15 +211,15 @@ def test_a_vulnerable_image_is_not_pushed(
     built_image: BuiltImage, repository: Repository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The gate of `make audit`, with an advisory that the test plants."""
-    from trainyard.release import advisories, audit
+    from trainyard.release import advisories
 
     spec: Spec = load("tf-cpu")
     built_image("tf-cpu")
-    (version,) = audit.pinned(spec)["numpy"]
+    (version,) = sources.pins(spec)["numpy"]
     planted = advisories.Advisory("PYSEC-0000-1", (), "numpy", "planted", "2026-11-01", ((("introduced", version),),))
     snapshot = advisories.Snapshot("a test", "2026-11-20", ("numpy",), (planted,))
     monkeypatch.setattr(advisories, "load", lambda: snapshot)
     with pytest.raises(StepFailed, match=f"numpy {version}: PYSEC-0000-1"):
-        publish.push(spec, repository.name.rpartition("/")[0])
+        publish.push(sources.of(spec), repository.name.rpartition("/")[0])
     assert repository.tags() == []
     assert state.last(state_folder() / "tf-cpu", "verify"), "it had passed everything else"

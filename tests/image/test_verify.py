@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests import plans
-from tests.engine import ENGINE
+from tests.engine import CONTEXT, ENGINE
 from tests.image.registry import running
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.rule_engine import Finding
 from trainyard.common.settings import state_folder
+from trainyard.image import recipes
 from trainyard.lint.image import core, verify
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import image_store, layers, probe_runner
@@ -127,7 +128,7 @@ def planted(planted_image: str) -> Findings:
 def test_an_image_that_passed_has_no_finding(faultless: tuple[Evidence, Findings]) -> None:
     evidence, found = faultless
     assert [str(one) for some in found.values() for one in some] == []
-    assert len(evidence.inside.packages) == len(evidence.locked) > 50
+    assert len(evidence.inside.packages) == len(evidence.required_recipe.versions) > 50
 
 
 def test_layers_are_named_and_measured(faultless: tuple[Evidence, Findings]) -> None:
@@ -138,7 +139,8 @@ def test_layers_are_named_and_measured(faultless: tuple[Evidence, Findings]) -> 
     assert wheels[0] == "wheel-tensorflow-cpu" and wheels[-1] == "wheels-4"
     sizes = {layer.stage: layer.contents.size for layer in evidence.stored.layers}
     assert sizes["wheel-tensorflow-cpu"] > 10**9 > 10**6 > sizes["trainers"] > 10**4
-    assert evidence.size == sum(layer.contents.size for layer in evidence.stored.layers) < evidence.spec.budget.size
+    total = sum(layer.contents.size for layer in evidence.stored.layers)
+    assert evidence.size == total < evidence.required_recipe.budget.size
     assert all(
         0 < layer.stored <= layer.contents.size + 2000 for layer in evidence.stored.layers if layer.contents.size
     )
@@ -173,8 +175,9 @@ def test_nothing_but_the_planted_faults_is_found(planted: Findings) -> None:
 
 def test_a_size_over_the_budget_names_the_largest_layers_and_packages(faultless: tuple[Evidence, Findings]) -> None:
     evidence, _ = faultless
-    budget = evidence.spec.budget.model_copy(update={"size": 10**9})
-    tight = dataclasses.replace(evidence, spec=evidence.spec.model_copy(update={"budget": budget}))
+    recipe = evidence.required_recipe
+    budget = recipe.budget.model_copy(update={"size": 10**9})
+    tight = dataclasses.replace(evidence, recipe=recipe.model_copy(update={"budget": budget}))
     (finding,) = core.check(tight)["size_within_budget"]
     assert finding.fails and "over the budget of 1.00 GB: wheel-tensorflow-cpu 1." in finding.what
     assert "of packages tensorflow_cpu 1." in finding.what
@@ -184,8 +187,10 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
     planted_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_BUILD", str(tmp_path))
+    spec = load("tf-cpu")
+    recipe = recipes.for_image(spec, ENGINE.image(planted_image, made_by="docker build").labels)
     with pytest.raises(StepFailed) as failed:
-        verify.verify(ENGINE, load("tf-cpu"), planted_image)
+        verify.verify(recipe, planted_image, spec.context)
     line = str(failed.value)
     assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
     digest = ENGINE.digest(planted_image)
@@ -209,7 +214,7 @@ def test_layers_read_the_same_from_the_store_and_from_a_saved_image(built_image:
 
 def test_an_image_that_is_not_there_is_one_line() -> None:
     with pytest.raises(UserError, match=r"no local image trainyard:nowhere: run 'trainyard dev build tf-cpu' first"):
-        verify.verify(ENGINE, load("tf-cpu"), "trainyard:nowhere")
+        verify.verify(recipes.make(load("tf-cpu")), "trainyard:nowhere", CONTEXT)
 
 
 def test_an_image_without_python_is_one_line() -> None:
