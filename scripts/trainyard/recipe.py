@@ -199,7 +199,7 @@ class Named(_Part):
         source: path of image.yaml or trainyard.yaml, for messages.
     """
 
-    name: str
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     extends: str
     fallback_for: str
     platforms: tuple[str, ...]

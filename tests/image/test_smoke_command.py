@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.engine import CONTEXT, ENGINE
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
 from trainyard.image import base_image, recipes, smoke_command, smoke_test, workspace_files
+from trainyard.image.smoke_failure import HostFiles
 from trainyard.recipe import Recipe
 from trainyard.release import candidate
 from trainyard.spec import model, state
@@ -124,9 +126,9 @@ def make(tmp_path: Path, launcher_image: str, monkeypatch: pytest.MonkeyPatch) -
         ENGINE.untag(tag)
 
 
-def smoked(made: Made) -> dict[str, Any]:
+def smoked(made: Made, files: HostFiles | None = None) -> dict[str, Any]:
     spec, tag = made
-    return smoke_test.smoke(recipe_of(spec), tag, spec.context, workspace_files.on_host(spec))
+    return smoke_test.smoke(recipe_of(spec), tag, spec.context, files or workspace_files.on_host(spec))
 
 
 def passes(made: Made) -> dict[str, Any]:
@@ -136,9 +138,9 @@ def passes(made: Made) -> dict[str, Any]:
     return facts
 
 
-def fails(made: Made) -> str:
+def fails(made: Made, files: HostFiles | None = None) -> str:
     with pytest.raises(StepFailed) as found:
-        smoked(made)
+        smoked(made, files)
     return str(found.value)
 
 
@@ -372,8 +374,8 @@ def test_a_network_is_for_a_repository_that_this_host_allows_it(make: Callable[.
 
     for said in (True, None):
         assert passes(told(said))["notes"] == ["ran with a network, as --smoke-network allows on this host"]
-    moved = made.model_copy(update={"folder": made.folder.parent})  # another repository with an image of this name
-    assert fails((moved, tag)).endswith(refused)
+    stranger = HostFiles(Path(shutil.copy(made.folder / "trainyard.yaml", made.folder.parent)))  # of the same name
+    assert fails((made, tag), stranger).endswith(refused)
     for said in (False, None):
         assert fails(told(said)).endswith(refused)
 

@@ -51,7 +51,7 @@ RUN cat /usr/local/share/ca-certificates/corporate.crt >>/etc/ssl/certs/ca-certi
 RUN cp /usr/bin/env /usr/local/bin/run-as-root && chmod 4755 /usr/local/bin/run-as-root
 RUN printf 'x = 1\n' >/opt/trainyard/trainers/fresh.py
 RUN printf '# changed\n' >>/opt/trainyard/trainers/common/order.py
-RUN sed -i 's/"tf-cpu"/"tf-gpu"/' /opt/trainyard/recipe.json
+RUN sed -i 's/"summary": "TensorFlow for CPUs"/"summary": "TensorFlow"/' /opt/trainyard/recipe.json
 RUN ACCESS_TOKEN={token} true
 ENV HF_TOKEN=x REQUESTS_CA_BUNDLE=/opt/corporate.pem
 LABEL io.trainyard.framework=tensorflow==2.20.0
@@ -85,7 +85,8 @@ EXPECTED = [
     ("imports_do_not_compile", "/tensorflow/python/platform/build_info.py: has the byte code of another source"),
     ("imports_do_not_compile", "/opt/trainyard/trainers/fresh.py: has no byte code"),
     ("imports_do_not_compile", "/opt/trainyard/trainers/common/order.py: has the byte code of another source"),
-    ("image_is_its_recipe", '/opt/trainyard/recipe.json: name is "tf-gpu"; the recipe gives "tf-cpu"'),
+    ("image_is_its_recipe", '/opt/trainyard/recipe.json: summary is "TensorFlow"; the recipe gives "TensorFlow for'),
+    ("image_is_its_recipe", "label org.opencontainers.image.version: 'tf-cpu-2.21.0-"),
     ("image_is_its_recipe", "label io.trainyard.recipe: '"),
     ("image_is_its_recipe", "ENTRYPOINT: ['launch']; expected ['tini', '--', 'launch']"),
     ("image_is_its_recipe", "USER: 'root'"),
@@ -192,7 +193,7 @@ def test_a_faulty_image_fails_in_one_line_and_is_recorded_as_failed(
     with pytest.raises(StepFailed) as failed:
         verify.verify(recipe, planted_image, spec.context)
     line = str(failed.value)
-    assert "\n" not in line and "label io.trainyard.framework" in line and "more findings" in line
+    assert "\n" not in line and "/opt/trainyard/recipe.json: summary is" in line and "more findings" in line
     digest = ENGINE.digest(planted_image)
     facts: dict[str, Any] = state.recall(state_folder() / "tf-cpu", "verify", digest) or {}
     assert facts["passed"] is False and len(facts["findings"]) >= len(EXPECTED)

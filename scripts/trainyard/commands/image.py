@@ -78,7 +78,7 @@ def command(
 
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
     from trainyard.common import console, errors
-    from trainyard.image import build, fallback, planning, workspace_files
+    from trainyard.image import build, fallback, planning, smoke_test, workspace_files
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.spec.model import load
@@ -88,9 +88,11 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         spec, reason = fallback.choose(load(target, context=context))
         if reason:
             console.warn(reason)
+        files = workspace_files.on_host(spec)
+        smoke_test.network_of(spec.local_name, files, context)  # refuses an option before anything is resolved
         context.engine.set_up_in_checkout()
         with planning.planned(spec) as plan:
-            made = candidate.make(plan, workspace_files.on_host(spec), emit=emit, show=console.show, **how)
+            made = candidate.make(plan, files, emit=emit, show=console.show, **how)
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise

@@ -108,7 +108,7 @@ def pythons(
     lack the byte code of that Python.
 
     Args:
-        names: of :func:`trainyard.image.plan.other_pythons`.
+        names: of :func:`trainyard.image.facts.other_pythons`.
         context, machine: see :func:`resolve`.
     """
     references, notes = {}, []

@@ -127,6 +127,7 @@ def building(
         name: reference of the image instead of the candidate; then nothing is recorded, and no provenance is kept.
         on_step: see :class:`trainyard.image.buildx.Steps`.
     Raises:
+        UserError: there is no such compression.
         StepFailed: the build failed.
     """
     if compression not in COMPRESSIONS:

@@ -36,9 +36,9 @@ def keep(
     """Store the provenance of the build that has just ended, unless it is known or ``PROVENANCE=0``.
 
     Args:
-        kept: the folder of the image's target, ``Spec.kept``.
+        kept: the folder of the image's target, ``Recipe.kept``.
         digest: of the image that was built.
-        target: its name in the bake file, ``Spec.bake_name``.
+        target: its name in the bake file, ``Recipe.bake_name``.
         arguments, variables: of :func:`trainyard.image.buildx.bake`, to build it as :func:`local` with provenance.
     Raises:
         StepFailed: the second build gave an image with another digest.

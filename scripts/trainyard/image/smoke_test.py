@@ -41,7 +41,7 @@ from trainyard.image import smoke_command, smoke_containers, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
 from trainyard.image.smoke_failure import HostFiles
-from trainyard.recipe import Recipe, Training
+from trainyard.recipe import Command, Recipe, Training
 from trainyard.sandbox.containers import lines_of, prints, watch
 from trainyard.sandbox.datasets import digits
 from trainyard.spec import state
@@ -194,9 +194,17 @@ def smoke(recipe: Recipe, reference: str, context: Context, files: HostFiles | N
     Args:
         files: the repository that a user's image is from; None: only the image is known.
     Raises:
+        UserError: a run needs data of the repository, which is not known.
         StepFailed: a run failed; the message gives the first reason.
     """
-    network = network_of(recipe.local_name, files, context)
+    if files is None and isinstance(recipe.test, Command):
+        if recipe.test.data:
+            raise UserError(
+                f"{recipe.name} is tested with a folder of its repository: run '{recipe.command('dev smoke')}' there"
+            )
+        network = bool(context.smoke_network) and not context.offline
+    else:
+        network = network_of(recipe.local_name, files, context)
     digest = context.engine.digest(reference, made_by=recipe.command("dev build"))
     kept, test = recipe.kept(context.state), recipe.test
     with stages.stage("smoke", state.seconds(kept, "smoke")) as stage:

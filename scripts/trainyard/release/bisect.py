@@ -216,7 +216,9 @@ def in_image(spec: RepositorySpec, check: Check) -> Verdict:
     try:
         with planning.planned(spec) as plan:
             build.build(plan, name=reference(spec))
-    except StepFailed as error:
+    except EngineFailed:  # says nothing of the image
+        raise
+    except (StepFailed, UserError) as error:  # the lock may lack a package of the framework
         return Verdict("unresolved", str(error))
     tried = Tried(plan.recipe, reference(spec), spec.context, on_host(spec))
     with state.file_lock(spec.context.state, "training"):

@@ -71,9 +71,8 @@ def make(
     """
     recipe, context, kept = plan.recipe, plan.context, plan.kept
     context.engine.require_emulation(recipe.platform)  # whatever the builder runs
-    smoke_test.network_of(recipe.local_name, files, context)
     with state.candidate_lock(kept):
-        before = state.passed(kept)
+        before = _readable(state.passed(kept))
         since = state.when(kept, "smoke", before["digest"]) if before else ""
         emit("stage", stage="build")
         with build.building(
@@ -107,6 +106,14 @@ def _passed(kept: Path, step: state.Step, digest: str) -> Any:
         return None
     logger.info(stages.row(step, f"unchanged, passed {state.when(kept, step, digest)}"))
     return result
+
+
+def _readable(result: state.BuildResult | None) -> state.BuildResult | None:
+    """Return the result of a build; None if another version of Trainyard recorded it."""
+    try:
+        return result if result and recipes.parse(result["recipe"]) else None
+    except (KeyError, ValueError):
+        return None
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -196,7 +203,7 @@ def from_reference(
 def subject(engine: Engine, image: Image, reference: str, repository: Repository | None) -> smoke_command.Subject:
     """Return what the smoke test starts in an image that a user made from one of ours, or raise a UserError."""
     files = files_of(engine, image, _LAUNCHER, _ABOUT)
-    if f"{LABELS}.target" not in image.labels or len(files) < 2:
+    if f"{LABELS}.target" not in image.labels or _LAUNCHER not in files:
         raise UserError(
             f"{reference} is not made from an image of Trainyard: begin the Dockerfile with "
             f"'FROM {NAME}:<target>', and see 'trainyard list'"
@@ -208,13 +215,15 @@ def subject(engine: Engine, image: Image, reference: str, repository: Repository
             f"{reference}: its ENTRYPOINT {shlex.join(entrypoint) or '(none)'} does not start the launcher: remove "
             "ENTRYPOINT from the Dockerfile, and give the command as CMD"
         )
-    if repository and repository.command:
-        command = repository.command
-        return smoke_command.Subject(str(image.id), command, ("--", *command), repository.test, files=repository.files)
+    if _ABOUT not in files:
+        raise UserError(f"{reference}: its base was built before images had recipes: build that, and this, again")
     try:
         recipe = recipes.parse(files[_ABOUT].decode())
     except ValueError as error:
         raise UserError(f"{reference}: its {_ABOUT} is damaged ({error}): build it again") from None
+    if repository and repository.command:
+        words, own = repository.command, repository.files
+        return smoke_command.Subject(str(image.id), words, ("--", *words), repository.test, recipe, own)
     words = tuple(config.get("Cmd") or [recipe.default])
     return smoke_command.Subject(str(image.id), recipe.commands.get(words[0], words), words, recipe=recipe)
 

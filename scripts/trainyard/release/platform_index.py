@@ -102,7 +102,8 @@ def check_passed(named: Named, repository: Repository, version: str, members: Ma
         if not passed and not claims.passed(repository, member.digest):
             raise UserError(
                 f"{member.digest[:19]} ({platform}) never passed verify and smoke, neither on this host nor by its "
-                f"claims at {repository.name}: run '{named.command('image')}' and '{named.command('push')}'"
+                f"claims at {repository.name}: run '{named.command('image', PLATFORMS.get(platform))}' and "
+                f"'{named.command('push', PLATFORMS.get(platform))}'"
             )
 
 

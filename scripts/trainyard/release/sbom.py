@@ -35,8 +35,12 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://trainyard.io/sbom")
 
 
 def locked_hashes(recipe: Recipe | None) -> dict[tuple[str, str], list[str]]:
-    """Return (canonical name, version) -> the SHA-256 digests that the recipe of an image accepts."""
-    pins = [pin for layer in recipe.layers for pin in layer.pins] if recipe else []
+    """Return (canonical name, version) -> the SHA-256 digests of the wheels that the recipe of an image accepts.
+
+    Those of a source distribution that is compiled for the image are not of what is installed.
+    """
+    layers = recipe.layers if recipe else ()
+    pins = [pin for layer in layers if layer.stage != "compiled" for pin in layer.pins]
     return {(pin.name, pin.version): list(pin.sha256) for pin in pins}
 
 

@@ -149,8 +149,11 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
     """Build the image of a repository, verify, test and measure it."""
     name = f"{NAME}:{spec.local_name}"
     try:
-        with planning.planned(spec) as plan:
-            build.build(plan, name=name)
+        try:
+            with planning.planned(spec) as plan:
+                build.build(plan, name=name)
+        except UserError as error:  # the lock lacks a package of the framework
+            return Measured(failure=str(error))
         tried = Tried(plan.recipe, name, spec.context, on_host(spec))
         with state.file_lock(spec.context.state, "training"):
             found = Measured() if again else _tested(tried)

@@ -83,7 +83,8 @@ def no_path_stored_twice(image: Evidence) -> Iterator[Finding]:
     """No path is stored in two layers, or stored and deleted."""
     fix = "create each file in one stage, and copy it once"
     why = "users download and store it twice, and see only the upper copy"
-    wheels = {layer.stage for layer in image.recipe.layers if layer.pins} if image.recipe else set()
+    ours = image.recipe.layers if image.recipe else ()
+    wheels = {layer.stage for layer in ours if layer.pins and layer.stage not in ("compiled", "requirements")}
     owner: dict[str, str] = {}
     for layer in image.ours:
         for path in layer.contents.removed:
