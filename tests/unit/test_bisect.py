@@ -373,9 +373,12 @@ def test_numbers_are_taken_from_lines_without_the_first() -> None:
         bisect.number(r"(\w+)$", lines)
 
 
-def test_an_image_that_cannot_be_built_cannot_be_judged(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [StepFailed, UserError])
+def test_an_image_that_cannot_be_built_cannot_be_judged(
+    spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def fail(_: Spec) -> None:
-        raise StepFailed("no wheel")
+        raise kind("no wheel")
 
     monkeypatch.setattr(planning, "planned", fail)
     assert bisect.in_image(spec, Check()) == Verdict("unresolved", "no wheel")

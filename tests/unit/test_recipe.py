@@ -57,6 +57,7 @@ def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:
         (lambda text: text[:100], "it: Invalid JSON"),
         (lambda _: "{}", "name: Field required"),
         (lambda text: text.replace('"schema": 1', '"schema": 2'), "schema: Input should be 1"),
+        (lambda text: text.replace('"name": "cpu"', '"name": "../cpu"'), "name: String should match pattern"),
         (lambda text: text.replace('"kind": "none"', '"kind": "abacus"'), r"accelerator\.kind: Input should be"),
     ],
 )

@@ -278,6 +278,17 @@ def test_an_image_is_a_few_lines(building: FakeEngine, trainyard: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize("recipe", [{}, {"recipe": '{"schema": 0}'}])
+def test_what_another_version_recorded_is_no_image_that_passed(
+    building: FakeEngine, trainyard: Run, recipe: dict[str, str]
+) -> None:
+    kept, other = model.load("tf-cpu", "amd64").kept, "sha256:" + "2" * 64
+    state.record(kept, "build", other, {"passed": True, "seconds": 1.0, "layers": ["sha256:" + "3" * 64], **recipe})
+    state.record(kept, "smoke", other, {"passed": True})
+    status, _, err = trainyard("image", "tf-cpu")
+    assert status == 0 and "changed  everything: no image passed before" in err
+
+
 def test_the_layers_are_a_table_with_verbose(building: FakeEngine, trainyard: Run) -> None:
     _, _, err = trainyard("image", "tf-cpu", "--verbose")
     assert "largest packages" in err and "The unpacked size is within the budget" in err

@@ -510,11 +510,12 @@ def test_a_trainer_of_the_catalogue_is_measured_by_its_speed(monkeypatch: pytest
     assert runs.commands[-1][-2:] == ("-m", "trainers.tf.mnist")
 
 
+@pytest.mark.parametrize("kind", [StepFailed, UserError])
 def test_an_image_that_cannot_be_built_fails_with_the_reason(
-    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def fail(_: Spec) -> None:
-        raise StepFailed("no wheel")
+        raise kind("no wheel")
 
     monkeypatch.setattr(planning, "planned", fail)
     assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
