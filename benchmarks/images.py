@@ -239,7 +239,7 @@ def measure(part: str, repeat: int) -> dict[str, Any]:
 
 
 def verdicts(found: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """What was aimed at, as far as it was measured: what, how much, whether it was met."""
+    """Return each target that was measured: its name, the value, whether it was met."""
     shown = []
     for target in TARGETS:
         ours, other = (found.get(f"{target}/{who}", {}).get("steps", {}) for who in SIDES)

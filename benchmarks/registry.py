@@ -59,7 +59,7 @@ def in_units(size: float) -> str:
 
 @dataclass
 class Traffic:
-    """What clients sent: how often they waited for an answer (``requests``), and ``sent`` bytes."""
+    """Count what clients sent: how often they waited for an answer (``requests``), and ``sent`` bytes."""
 
     requests: int = 0
     sent: int = 0

@@ -433,7 +433,7 @@ def test_a_group_on_spot_machines_is_restarted_as_a_whole(write: Write) -> None:
     assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
 
 
-#: Answers about a job and its pods as it is told, and writes down which logs were asked for.
+#: Stand-in for kubectl: prints configured states of a job and its pods, and records which logs were requested.
 KUBECTL = """\
 import json, pathlib, sys
 told, (verb, what) = pathlib.Path(__file__).with_name("told"), sys.argv[1:3]

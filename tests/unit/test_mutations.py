@@ -405,7 +405,7 @@ def test_a_fault_is_found_only_by_a_finding_that_the_original_does_not_have() ->
     assert not Verdict(0, (named,)).finds(["opt/x"]) and not Verdict(3, (named,)).finds(["opt/x"])
 
 
-#: Instead of the command: leaves a result in its state folder, and says what it is told to.
+#: Stand-in for the command: writes a result to its state folder, and prints the configured output.
 STAND_IN = """
 import json, os, pathlib, sys
 told, state = json.loads(sys.argv[1]), pathlib.Path(os.environ["TRAINYARD_BUILD"])

@@ -41,7 +41,7 @@ def test_the_disk_is_sampled_while_a_file_runs(tmp_path: Path) -> None:
     assert counted.highest["a.py"] > 0
 
 
-#: What proc_pid_stat(5) says of a process with spaces in its name, 10 ms of its own and 290 of its children.
+#: proc_pid_stat(5) of a process with spaces in its name: 10 ms of CPU time, and 290 ms of its children.
 STAT = "12 (a (b) c) S 1 12 12 0 -1 4194560 6 3 4 2 0 1 9 20 20 0 12 0 121 37 18"
 
 

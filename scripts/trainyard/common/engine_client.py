@@ -43,26 +43,26 @@ _BROKEN = (
 
 
 class Refused(EngineFailed, docker.errors.APIError):
-    """The engine answered with an error."""
+    """Report that the engine answered with an error."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Missing(Refused, docker.errors.NotFound):
-    """The engine has no such container, network or volume."""
+    """Report that the engine has no such container, network or volume."""
 
 
 class ImageMissing(Missing, docker.errors.ImageNotFound):
-    """The engine has no such image."""
+    """Report that the engine has no such image."""
 
 
 class NoAnswer(EngineFailed, requests.exceptions.ReadTimeout):
-    """The engine did not answer in time."""
+    """Report that the engine did not answer in time."""
 
 
 class Lost(EngineFailed, requests.exceptions.ConnectionError):
-    """There is no connection to the engine, or it ended; ``absent`` if nothing listens at the engine's address."""
+    """Report a missing or closed connection to the engine; ``absent`` if nothing listens at the engine's address."""
 
     absent = False
 

@@ -15,7 +15,7 @@ class StepFailed(Exception):
 
 
 class EngineFailed(StepFailed):
-    """The Docker engine failed, or is none: whatever was to be done with it was neither good nor bad."""
+    """Report that the Docker engine failed, or is none: whatever was to be done with it was neither good nor bad."""
 
 
 def one_line(text: str) -> str:

@@ -1,6 +1,6 @@
 """Ask the build backends of projects (PEP 517, PEP 660) in containers without a network, and keep what they tell.
 
-A build backend is code of somebody else. It runs as a user without rights, with limits, in a container that has a copy
+A build backend is third-party code. It runs as a user without rights, with limits, in a container that has a copy
 of the project, what the project's ``[build-system]`` requires, and nothing else of this machine: no network, no
 variables, no credentials. uv downloads what the build requires, wheels alone, on the host, and runs nothing of it.
 
@@ -91,7 +91,7 @@ _HARMLESS = re.compile(r"python[\d.]*|git|hg|uname|ldconfig|ld")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a container with a build backend leaves.
+    """Hold what a container with a build backend leaves.
 
     Attributes:
         facts: what :func:`trainyard.image.ask_backend.main` returns.

@@ -1,4 +1,4 @@
-"""How the command of an image is started: its folders, its shared memory, and the words of its container."""
+"""Start the command of an image: its folders, its shared memory, and the words of its container."""
 
 from __future__ import annotations
 

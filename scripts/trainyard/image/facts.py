@@ -1,4 +1,4 @@
-"""What of a spec and its commit reaches an image: the files that it is made from, its labels, its revision."""
+"""Collect what of a spec and its commit reaches an image: the files that it is made from, its labels, its revision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCES = ("images", *_SHARED)
 
 @cache
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None outside a repository or without git."""
+    """Return what git prints, or None outside a repository or without git."""
     try:
         found = git.run(folder, *arguments)
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def _build_facts() -> dict[str, Any]:
 
 
 def revision(root: Path = ROOT) -> str:
-    """The commit, with ``-dirty`` if files differ from it; ``unknown`` if there is neither a repository nor a wheel.
+    """Return the commit, with ``-dirty`` if files differ; ``unknown`` if there is neither a repository nor a wheel.
 
     ``TRAINYARD_REVISION`` replaces it: an upload to Cloud Build has no repository.
 
@@ -89,7 +89,7 @@ def source_date_epoch(root: Path = ROOT) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What of a folder reaches an image, sorted."""
+    """Return the files of a folder that reach an image, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
@@ -111,7 +111,7 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
 
 
 def _input_name(spec: Spec, path: Path) -> str:
-    """A name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
+    """Return a name for a file that is the same wherever the folder of the spec, the checkout and the state are."""
     if any(path.is_relative_to(ROOT / shared) for shared in _SHARED):
         return str(path.relative_to(ROOT))
     folders = [spec.folder, *([spec.own_trainers.parent] if spec.own_trainers else [])]
@@ -124,7 +124,7 @@ def other_pythons(spec: Spec) -> list[str]:
 
 
 def python_argument(base: str) -> str:
-    """The build argument with the reference of a base of :func:`other_pythons`: ``PYTHON_DEBIAN_12``."""
+    """Return the build argument with the reference of a base of :func:`other_pythons`: ``PYTHON_DEBIAN_12``."""
     return f"PYTHON_{base.upper().replace('-', '_')}"
 
 
@@ -142,18 +142,18 @@ _LABELS_FROM_ARGUMENTS = {
 
 
 def labels_from_arguments(spec: Spec) -> dict[str, str]:
-    """Label -> the build argument whose value it takes."""
+    """Return label -> the build argument whose value it takes."""
     code = {f"{LABELS}.code": "CODE"} if spec.has_code else {}
     return {**_LABELS_FROM_ARGUMENTS, **spec.lock_labels, **code}
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Return the SHA-256 of a file, hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def labels(spec: Spec) -> dict[str, str]:
-    """The labels that the spec alone decides."""
+    """Return the labels that the spec alone decides."""
     code = spec.device_code
     known = {
         **({f"{LABELS}.fallback-for": spec.fallback_for} if spec.fallback_for else {}),

@@ -1,4 +1,4 @@
-"""The plan of a build: the recipe of the image, and what only the build needs."""
+"""Define the plan of a build: the recipe of the image, and what only the build needs."""
 
 from __future__ import annotations
 

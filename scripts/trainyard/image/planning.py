@@ -117,7 +117,7 @@ def _arguments(spec: Spec, recipe: recipes_.Recipe, sources: Sources, compile_ba
 
 
 def _compile_base(spec: Spec, found: Sources) -> str:
-    """Reference of the image in which source distributions are compiled; empty if there are none.
+    """Return the reference of the image in which source distributions are compiled; empty if there are none.
 
     What is compiled must be run on the image's platform, and the build base is on that of the engine.
     """

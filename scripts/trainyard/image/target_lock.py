@@ -202,7 +202,7 @@ def _chosen(spec: Spec, content: Content | None) -> list[str]:
 
 @dataclass(frozen=True)
 class _Image:
-    """What is resolved for a target: all its platforms, and a package index.
+    """Hold what is resolved for a target: all its platforms, and a package index.
 
     Attributes:
         kept: names and versions that are kept if the requirements allow it.

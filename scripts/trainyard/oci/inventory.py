@@ -40,7 +40,7 @@ _RECIPE = recipes.PATH.lstrip("/")
 
 @dataclass
 class LayerPackages:
-    """Contents of a layer; ``size`` in bytes, ``debian`` and ``release`` are None if it does not store their files.
+    """Describe a layer; ``size`` in bytes, ``debian`` and ``release`` are None if it does not store their files.
 
     Attributes:
         folders: canonical name -> .dist-info folder of each of ``python``.

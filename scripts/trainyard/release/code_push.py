@@ -53,7 +53,7 @@ _CHUNK = 1 << 20
 
 
 class Code(Protocol):
-    """The code of a repository, and what its image is compared with.
+    """Provide the code of a repository, and what its image is compared with.
 
     Attributes:
         folder: of the repository, ``kept``: of what is kept about its image, whatever the platform.
@@ -89,7 +89,7 @@ class Code(Protocol):
 
 
 class Layer(Protocol):
-    """A layer that was written: its diff id, the number of its files, and lines about what it lacks."""
+    """Describe a layer that was written: its diff id, the number of its files, and lines about what it lacks."""
 
     @property
     def diff_id(self) -> str: ...

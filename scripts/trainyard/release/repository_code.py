@@ -1,4 +1,4 @@
-"""The code of a repository, as ``push --code-only`` puts it into an image that is at a registry."""
+"""Provide the code of a repository, as ``push --code-only`` puts it into an image that is at a registry."""
 
 from __future__ import annotations
 

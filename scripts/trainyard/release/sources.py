@@ -1,4 +1,4 @@
-"""What is pushed and audited of a target or a repository, by its spec."""
+"""Say what is pushed and audited of a target or a repository, by its spec."""
 
 from __future__ import annotations
 

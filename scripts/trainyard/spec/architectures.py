@@ -61,12 +61,12 @@ def of_host() -> Architecture:
 
 
 def of_engine(engine: Engine) -> Architecture:
-    """The architecture of the engine's machine; AMD64 if it is another one."""
+    """Return the architecture of the engine's machine; AMD64 if it is another one."""
     return ARCHITECTURES.get(engine.architecture, AMD64)
 
 
 def of_image(engine: Engine, reference: str) -> Architecture:
-    """The architecture of an image of the engine; the engine's if it is another one."""
+    """Return the architecture of an image of the engine; the engine's if it is another one."""
     return ARCHITECTURES.get(engine.architecture_of(reference), of_engine(engine))
 
 

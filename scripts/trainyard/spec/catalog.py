@@ -237,7 +237,7 @@ def indexes() -> dict[str, Index]:
 
 @cache
 def conflicts() -> dict[str, Conflict]:
-    """The combinations of packages that images/conflicts.yaml excludes, by name; none where there is no catalogue."""
+    """Return the package combinations that images/conflicts.yaml excludes, by name; none without a catalogue."""
     file = IMAGES / "conflicts.yaml"
     return table(file, Conflict) if file.is_file() else {}
 

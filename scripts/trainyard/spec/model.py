@@ -204,7 +204,7 @@ class Spec(_Document):
 
     @property
     def lock_file(self) -> Path:
-        """The path of its lock of the default package index, which may not exist."""
+        """Return the path of its lock of the default package index, which may not exist."""
         return self.folder / pylock.FILE
 
     @property
@@ -470,7 +470,7 @@ class RepositorySpec(Spec):
 
     @property
     def lock_file(self) -> Path:
-        """The path of its trainyard.lock, which may not exist."""
+        """Return the path of its trainyard.lock, which may not exist."""
         return self.folder / lock.FILE
 
     @property

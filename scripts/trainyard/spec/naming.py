@@ -53,6 +53,6 @@ def candidate_tag(target: str) -> str:
 
 
 def default_reference(engine: Engine, target: str) -> str:
-    """The candidate of a target or, if it has none, the reference of the last image that passed everything."""
+    """Return the candidate of a target or, if it has none, the reference of the last image that passed everything."""
     candidate = candidate_tag(target)
     return candidate if engine.digest_of(candidate) else f"{NAME}:{target}"

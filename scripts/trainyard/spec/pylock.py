@@ -93,7 +93,7 @@ def tags(python: str, arch: str, glibc: str = UV_GLIBC) -> Sequence[Tag]:
 
 @dataclass(frozen=True, order=True)
 class File:
-    """A wheel or a source distribution.
+    """Describe a wheel or a source distribution.
 
     Attributes:
         size: in bytes; 0 if no index says.
@@ -118,7 +118,7 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """A package of one platform.
+    """Describe a package of one platform.
 
     Attributes:
         name: canonical.
@@ -164,7 +164,7 @@ def usable_files(package: Package, python: str, arch: str, glibc: str = UV_GLIBC
 
 @dataclass(frozen=True)
 class Content:
-    """What a lock has.
+    """Hold what a lock has.
 
     Attributes:
         python: minor version.

@@ -162,7 +162,7 @@ def read_project(
 
 
 def _dependencies(source: Toml, own: Mapping[str, Any], project: Project) -> list[Line]:
-    """The lines of ``[project] dependencies``, or those that the build backend has told."""
+    """Return the lines of ``[project] dependencies``, or those that the build backend has told."""
     if own and "dependencies" not in own.get("dynamic", []):
         return [source.line(text, after="dependencies") for text in own.get("dependencies", [])]
     return told_lines(project, "dynamic" if own else "build-backend")
@@ -172,7 +172,7 @@ def told_lines(project: Project, word: str) -> list[Line]:
     """Return the dependencies that the build backend of a project has told.
 
     Args:
-        word: in the line of the project's file that stands for all of them, if it has none of its own.
+        word: by which a requirement without a line of its own is found in the project's file.
     Raises:
         UserError: it failed.
     """

@@ -1,4 +1,4 @@
-"""The Python projects of a user's code: what a static ``[project]`` table says, and what a build backend has told.
+"""Find the Python projects of a user's code: what a static ``[project]`` table says, and what a build backend has told.
 
 https://packaging.python.org/en/latest/specifications/pyproject-toml/. Nothing is run here: the build backend of a
 project that is not told by its table is asked by :mod:`trainyard.image.build_backends`.

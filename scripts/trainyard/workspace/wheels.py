@@ -125,7 +125,7 @@ def further(wheel: Path, source: Source) -> list[Source]:
             )
         line = replace(source.line, text=text, hashes=frozenset())
         marker = of_any_extra(str(wanted.marker or ""))
-        # As it is: no variable of this machine is put into the address of somebody else.
+        # Not expanded: a third party's URL must not receive environment variables of this host.
         found.append(Source(line, wanted.url, canonicalize_name(wanted.name), tuple(sorted(wanted.extras)), marker))
     return found
 

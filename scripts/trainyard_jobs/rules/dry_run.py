@@ -1,4 +1,4 @@
-"""What a cluster's API server, with its webhooks, answers to a dry run of kubectl."""
+"""Ask a cluster's API server, with its webhooks, by a dry run of kubectl."""
 
 from __future__ import annotations
 

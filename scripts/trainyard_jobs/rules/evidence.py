@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = (*GOOGLE, "gke")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a cluster says of an object in a dry run.
+    """Report what a cluster says of an object in a dry run.
 
     Attributes:
         kind, name: of the object; empty if the message does not say.

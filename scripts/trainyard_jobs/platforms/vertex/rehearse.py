@@ -224,7 +224,7 @@ def _identity(spec: Mapping[str, Any], trial: Trial | None) -> dict[str, str]:
 
 
 def trial_variables(trial: Trial) -> dict[str, str]:
-    """Variables of a trial."""
+    """Return the variables of a trial."""
     return {
         "CLOUD_ML_TRIAL_ID": str(trial.number),
         "CLOUD_ML_HP_METRIC_FILE": METRIC_FILE,
