@@ -36,7 +36,7 @@ def with_index(target: str, index: str, folder: Path) -> Path:
     """Copy a target into a folder, locked for a package index in the versions of the default one; return the copy's."""
     copy = folder / target
     shutil.copytree(model.load(target).folder, copy)
-    shutil.copy(copy / pylock.FILE, copy / pylock.file_name(index))
+    shutil.copy(copy / pylock.FILE, pylock.file_of(copy / pylock.FILE, index))
     for spec in model.each_platform(model.load(str(copy))):
         dockerfile.write(dockerfile.rendered(spec))
     return copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -14,12 +13,12 @@ from typing import Self
 import pytest
 from pyproject_hooks import BuildBackendHookCaller
 
-from tests import target_locks
+from tests import locks
 from tests.fakes.package_index import PackageIndex
 from trainyard.image import base_image, build_backends, dockerfile, repository_lock
-from trainyard.spec import lock as locks
-from trainyard.spec import model
-from trainyard.spec.lock import Lock, Origin, Pin, Section
+from trainyard.spec import model, pylock
+from trainyard.spec.lock import Lock, Locked, Origin, Pin, Role
+from trainyard.spec.lock import versions as versions_of
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import python_projects, requirements, wheels
 
@@ -30,7 +29,7 @@ def added(name: str, version: str = "1.0", size: int = 40_000) -> Pin:
     Args:
         size: bytes of its wheel.
     """
-    return Pin(name, version, (hashlib.sha256(f"{name}-{version}".encode()).hexdigest(),), size, added=True)
+    return locks.pin(f"{name}=={version}", "added", size)
 
 
 def empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -70,7 +69,7 @@ def make(where: str, folder: Path, _names: Iterable[str], out: Path) -> Path:
 def ensure_wheels(spec: RepositorySpec, folder: Path) -> None:
     """Make a folder hold the wheels of the folders that a repository requires, as a build does."""
     wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
-    wheels.ensure(wanted.sources, spec.locked().text("requirements"), spec.lock_file, folder, make)
+    wheels.ensure(wanted.sources, spec.locked().requirements, spec.lock_file, folder, make)
 
 
 def repository(folder: str | None = None, arch: str | None = None) -> RepositorySpec:
@@ -97,38 +96,29 @@ def is_current(spec: Spec) -> bool:
     return repository_lock.is_current(fresh(spec))
 
 
-def versions(spec: Spec, kind: str = "requirements", index: str = "default") -> dict[str, str]:
-    """Return canonical name -> version of what a section of a target's lock pins."""
-    return {pin.name: pin.version for pin in locks.parse(spec.locked(index).text(kind))}
+def versions(spec: Spec, *roles: Role, index: str = "default") -> dict[str, str]:
+    """Return canonical name -> version of what is locked in some roles, by default everything but the framework."""
+    return versions_of(pin for pin in spec.locked(index).pins if pin.role in (roles or ("", "added")))
 
 
 def write_lock(folder: Path, **pins: str) -> None:
-    """Write the lock of an image.yaml: ``write_lock(folder, framework="torch==2.9.1", requirements="a==1 b==1")``.
-
-    The pins have the hash of no file.
-    """
-    texts = {
-        kind: "".join(f"{pin} --hash=sha256:{'0' * 64}\n" for pin in words.split()) for kind, words in pins.items()
-    }
-    target_locks.write(folder, Lock({Section("amd64", kind): text for kind, text in texts.items()}))
+    """Write the lock of an image.yaml: ``write_lock(folder, framework="torch==2.9.1", requirements="a==1 b==1")``."""
+    locks.write(folder, locks.lock(*locks.pins(**pins)))
 
 
-def lock(spec: Spec, *more: Pin, compiled: str = "") -> None:
-    """Write a trainyard.lock that is up to date with the requirements, and has ``more`` besides the target's packages.
+def lock(spec: Spec, *more: Pin) -> None:
+    """Write a lock that is up to date with the requirements, and has ``more`` besides the target's packages.
 
-    The target's base does not hold the framework; ``compiled``: requirements of the source distributions.
+    The target's base does not hold the framework.
     """
     assert isinstance(spec, RepositorySpec)
-    own = "".join(pin.text() for pin in more)
-    sections: dict[Section, str] = {}
+    locked: dict[str, Locked] = {}
     for one in model.each_platform(spec):
-        locked = spec.extends.on(one.arch).locked()
-        entries = {"framework": locked.text("framework"), "requirements": locked.text("requirements") + own}
-        entries |= {"compiled": compiled, "build-requires": ""} if spec.workspace.document.build else {}
-        sections |= {Section(one.arch, kind): text for kind, text in entries.items()}
-    inputs = repository_lock.inputs(spec, Lock(sections))
+        locked[one.arch] = locks.locked(*spec.extends.on(one.arch).locked().pins, *more)
+    content = Lock(spec.python_version, {"default": locked})
+    inputs = repository_lock.inputs(spec, content)
     origin = Origin("0.1.0", "00000000", spec.extends.target, spec.base_spec().image, inputs)
-    locks.write(spec.lock_file, Lock(sections, origin=origin))
+    pylock.write(spec.lock_file, Lock(spec.python_version, {"default": locked}, origin=origin))
 
 
 def render(spec: Spec) -> RepositorySpec:

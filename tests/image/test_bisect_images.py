@@ -36,7 +36,7 @@ def test_the_package_that_broke_a_repository_is_named_and_verdicts_are_kept(tmp_
         trainyard("lock")
 
     locked(GOOD)
-    (folder / "trainyard.lock").rename(folder / "good.lock")
+    (folder / "pylock.trainyard.toml").rename(folder / "good.lock")
     locked(BAD)
     found: dict[str, Any] = json.loads(trainyard("bisect", "good.lock", "--json").stdout)
     assert (found["culprits"], found["changes"]) == ([["tabulate 0.9.0 -> 0.8.10"]], 4)

@@ -23,7 +23,7 @@ from trainyard.image import base_image, build, facts, recipes
 from trainyard.oci.registry import Repository
 from trainyard.recipe import DIGEST
 from trainyard.release import pushed_code
-from trainyard.spec import model
+from trainyard.spec import model, pylock
 from trainyard.spec.model import Spec
 from trainyard.workspace import code_layer
 
@@ -96,7 +96,7 @@ def built(tmp_path: Path, root: Path) -> Iterator[Callable[[str], str]]:
         code = code_layer.write(spec.workspace, context / "code.tar", spec.site)
         labels = facts.labels(spec) | {
             "io.trainyard.code": code.diff_id,
-            "io.trainyard.lock": facts.sha256_of(spec.lock_file),
+            "io.trainyard.lock": pylock.digest(spec.lock_file),
             DIGEST: "0" * 64,
             "org.opencontainers.image.version": TAG,
         }

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import workspaces
 from tests.engine import ENGINE
 from tests.fakes.package_index import PackageIndex, source_distribution
 from trainyard.common import settings
@@ -295,10 +296,8 @@ def test_cuda_is_compiled_without_a_gpu_and_with_the_compiler_of_the_package_ind
     lacking = trainyard("build", CUDA_DOCUMENT)
     assert "scale==1.0: it compiles CUDA code: " in lacking.stderr.splitlines()[-1]
 
-    locked = (repository / "trainyard.lock").read_text(encoding="utf-8")
-    version = re.search(r"(?m)^nvidia-cuda-runtime==(\S+)", locked)
-    assert version
-    compiler = f"  {CUDA_COMPILER.format(version[1])}\n"
+    version = workspaces.repository(str(repository)).locked().versions["nvidia-cuda-runtime"]
+    compiler = f"  {CUDA_COMPILER.format(version)}\n"
     lacking = trainyard("build", CUDA_DOCUMENT + compiler)
     assert "a build has no GPU to compile for: set TORCH_CUDA_ARCH_LIST" in lacking.stderr.splitlines()[-1]
 

@@ -18,8 +18,8 @@ def test_stock_uv_resolves_the_pins_of_a_lock_again(target: str, tmp_path: Path)
     """It gets what image.yaml requires, and the versions of the lock as constraints."""
     spec = model.load(target)
     platforms = model.each_platform(spec)
-    pins = {f"{name}=={version}" for one in platforms for name, version in one.locked().versions.items()}
-    (tmp_path / "constraints.txt").write_text("\n".join(sorted(pins)), encoding="utf-8")
+    known = {f"{name}=={version}" for one in platforms for name, version in one.locked().versions.items()}
+    (tmp_path / "constraints.txt").write_text("\n".join(sorted(known)), encoding="utf-8")
     lines = [*spec.framework.packages, *model.requirements_of(spec)]
     (tmp_path / "requirements.in").write_text("\n".join(lines), encoding="utf-8")
     command = [*settings.UV, "pip", "compile", "--quiet", "--universal", "requirements.in", "-c", "constraints.txt"]
@@ -31,6 +31,6 @@ def test_stock_uv_resolves_the_pins_of_a_lock_again(target: str, tmp_path: Path)
         tags = pylock.tags(one.python_version, one.arch)
         found = again.select(environment=environment, tags=tags)
         hashes = {package.name: file.hashes["sha256"] for package, file in found if hasattr(file, "hashes")}
-        locked = [*one.locked().framework, *one.locked().requirements]
-        assert hashes.keys() == {pin.name for pin in locked}
-        assert all(hashes[pin.name] in pin.hashes for pin in locked)
+        pins = one.locked().pins
+        assert hashes.keys() == {pin.name for pin in pins}
+        assert all(hashes[pin.name] in pin.hashes for pin in pins)

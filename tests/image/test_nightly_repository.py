@@ -214,6 +214,6 @@ def test_a_requirement_that_contradicts_the_nightly_stops_before_anything_is_bui
         r"\(torch-xla 2\.10\.0\+git1111111\) has: ",
     ):
         relock(model.load(None))
-    assert not (repository / "trainyard.lock").exists()
+    assert not (repository / "pylock.trainyard.toml").exists()
     with pytest.raises(docker.errors.ImageNotFound):
         ENGINE.client.images.get(f"trainyard:{NAME}-candidate")

@@ -75,10 +75,9 @@ def test_the_day_that_is_locked_passes_and_the_next_is_promoted_and_rolled_back(
     first = at_registry(spec, address)
 
     folder = copied(tmp_path)
-    contents = target_lock.read(model.load(str(folder)))
-    next_day, _ = target_lock.write(
-        model.load(str(folder)), {index: replace(one, day="20991231") for index, one in contents.items()}
-    )
+    today = model.load(str(folder))
+    assert today.usable_lock
+    next_day, _ = target_lock.write(today, replace(today.usable_lock, day="20991231"))
     build(next_day)
     second = at_registry(next_day, address)
     assert second != first and digest_of(address, TARGET) == second

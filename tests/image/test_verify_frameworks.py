@@ -83,7 +83,7 @@ def test_cuda_in_an_image_that_claims_to_be_slim_is_found(
     """The label says PyTorch's CPU index, which has no CUDA build; its locks are those of another network's build."""
     folder = tmp_path / "xla"
     shutil.copytree(load("xla").folder, folder)
-    shutil.copy(folder / pylock.FILE, folder / pylock.file_name("pytorch-cpu"))
+    shutil.copy(folder / pylock.FILE, pylock.file_of(folder / pylock.FILE, "pytorch-cpu"))
     shutil.copy(folder / "Dockerfile", folder / "Dockerfile.pytorch-cpu")
     text = f"""\
 RUN sed -i "s/^__version__ = .*/__version__ = '2.9.1+cu128'/" {SITE}/torch/version.py

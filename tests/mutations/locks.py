@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests import target_locks
+from tests import locks
 from tests.mutations.chance import word
 from trainyard.spec import lock
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import Lock, Pin
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
-
-#: An entry of a lock: name, version, and the lines with its hashes.
-_ENTRY = re.compile(r"(?m)^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?P<rest>[^\n]*\n(?:[ \t]+[^\n]*\n?)*)")
-
-_HASH = re.compile(r"(?<=sha256:)[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -38,53 +33,64 @@ class LockFault:
     content: Lock
 
 
-Edit = Callable[[Random, re.Match[str]], tuple[str, str]]
+Edit = Callable[[Random, Pin], tuple[Pin | None, str]]
 
 
-def _other_version(rng: Random, entry: re.Match[str]) -> tuple[str, str]:
-    numbers = list(re.finditer(r"\d+", entry["version"].partition("+")[0]))
-    number = rng.choice(numbers)
+def _other_version(rng: Random, pin: Pin) -> tuple[Pin | None, str]:
+    number = rng.choice(list(re.finditer(r"\d+", pin.version.partition("+")[0])))
     start, end = number.span()
-    version = entry["version"][:start] + str(int(number[0]) + 1) + entry["version"][end:]
-    return f"{entry['name']}=={version}{entry['rest']}", f"{entry['name']} {version} instead of {entry['version']}"
+    version = pin.version[:start] + str(int(number[0]) + 1) + pin.version[end:]
+    files = (replace(file, name=file.name.replace(pin.version, version)) for file in pin.files)
+    return replace(pin, version=version, files=tuple(files)), f"{pin.name} {version} instead of {pin.version}"
 
 
-def _other_hashes(rng: Random, entry: re.Match[str]) -> tuple[str, str]:
-    rest = _HASH.sub(lambda _: word(rng, 64, "0123456789abcdef"), entry["rest"])
-    return f"{entry['name']}=={entry['version']}{rest}", f"{entry['name']}: other hashes"
+def _other_hashes(rng: Random, pin: Pin) -> tuple[Pin | None, str]:
+    files = (replace(file, sha256=word(rng, 64, "0123456789abcdef")) for file in pin.files)
+    return replace(pin, files=tuple(files)), f"{pin.name}: other hashes"
 
 
-def _removed(_: Random, entry: re.Match[str]) -> tuple[str, str]:
-    return "", f"{entry['name']} removed"
+def _removed(_: Random, pin: Pin) -> tuple[Pin | None, str]:
+    return None, f"{pin.name} removed"
 
 
-#: Kind of fault -> what it makes of an entry, and one line about it.
+#: Kind of fault -> what it makes of a pin, and one line about it.
 OPERATORS: dict[str, Edit] = {
     "version in a lock": _other_version, "hash in a lock": _other_hashes, "package removed from a lock": _removed
 }  # fmt: skip
 
 
-def lock_fault(rng: Random, content: Lock, own: Iterable[Section], kind: str) -> LockFault:
+@dataclass(frozen=True)
+class Part:
+    """Name what an image was made from of its target's lock.
+
+    Attributes:
+        own: whether without the framework, which is that of another target.
+    """
+
+    arch: str
+    index: str
+    own: bool
+
+
+def lock_fault(rng: Random, content: Lock, part: Part, kind: str) -> LockFault:
     """Plant a fault in a random package of an image.
 
     Args:
-        content: the lock of the image's target.
-        own: the sections that the image was made from.
+        content: the lock of the image's target, ``part``: what of it the image was made from.
     """
-    places = [(section, entry) for section in own for entry in _ENTRY.finditer(content.sections[section])]
-    section, entry = rng.choice(places)
-    new, what = OPERATORS[kind](rng, entry)
-    text = content.sections[section]
-    changed = {**content.sections, section: text[: entry.start()] + new + text[entry.end() :]}
-    return LockFault(kind, f"{section}: {what}", (entry["name"],), replace(content, sections=changed))
+    locked = content.indexes[part.index][part.arch]
+    pin = rng.choice([one for one in locked.pins if not (part.own and one.role == "framework")])
+    new, what = OPERATORS[kind](rng, pin)
+    pins = tuple(one for one in (new if one is pin else one for one in locked.pins) if one)
+    of_index = {**content.indexes[part.index], part.arch: replace(locked, pins=pins)}
+    changed = replace(content, indexes={**content.indexes, part.index: of_index})
+    return LockFault(kind, f"{part.arch}, {part.index}: {what}", (pin.name,), changed)
 
 
-def of_image(spec: Spec, config: Mapping[str, Any]) -> tuple[Section, ...]:
-    """Return the sections of a target's lock that an image was made from, by its configuration."""
+def of_image(spec: Spec, config: Mapping[str, Any]) -> Part:
+    """Return what an image was made from of its target's lock, by its configuration."""
     labels = config.get("config", {}).get("Labels") or {}
-    index = labels.get(f"{LABELS}.index", lock.DEFAULT)
-    kinds = ["requirements"] if spec.framework_of else ["framework", "requirements"]
-    return tuple(Section(spec.arch, kind, index) for kind in kinds)
+    return Part(spec.arch, labels.get(f"{LABELS}.index", lock.DEFAULT), bool(spec.framework_of))
 
 
 def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:
@@ -92,5 +98,5 @@ def copied(target: Path, parent: Path, fault: LockFault | None = None) -> Path:
     folder = parent / target.name
     shutil.copytree(target, folder)
     if fault:
-        target_locks.write(folder, fault.content)
+        locks.write(folder, fault.content)
     return folder

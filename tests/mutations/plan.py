@@ -13,7 +13,7 @@ from tests.mutations.files import FileFault
 from tests.mutations.layout import Draft, SavedImage
 from tests.mutations.locks import LockFault
 from trainyard.common.errors import StepFailed
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import Lock
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -60,13 +60,13 @@ class Source:
 
     Attributes:
         folder: of the target.
-        lock: of the target, ``sections``: those that the image was made from.
+        lock: of the target, ``part``: what of it the image was made from.
     """
 
     image: SavedImage
     folder: Path
     lock: Lock
-    sections: tuple[Section, ...]
+    part: locks.Part
 
 
 def family(number: int) -> Family:
@@ -155,7 +155,7 @@ def _instruction(source: Source, seed: int, number: int) -> Mutant:
 def _lock(source: Source, seed: int, number: int) -> Mutant:
     kinds = tuple(locks.OPERATORS)
     fault = _first_possible(
-        seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.lock, source.sections, kind)
+        seed, number, kinds, lambda rng, kind: locks.lock_fault(rng, source.lock, source.part, kind)
     )
     return Mutant(number, "lock", fault.kind, fault.what, fault.places, lock=fault)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -10,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests import target_locks
+from tests import locks
 from tests.fakes.engine import FakeEngine
 
 from trainyard import cli
 from trainyard.spec import model
-from trainyard.spec.lock import Lock, Pin, Section
+from trainyard.spec.framework import BaseContents
 
 SPEC = """\
 summary: A test image
@@ -55,11 +54,8 @@ def write_locked_spec(write_spec: Callable[[str], str]) -> Callable[[str], str]:
 
     def write(text: str) -> str:
         folder = write_spec(text)
-        pins = {
-            "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,), 280_000_000),
-            "requirements": Pin("a", "1", ("0" * 64,), 5_000),
-        }
-        target_locks.write(Path(folder), Lock({Section("amd64", kind): pin.text() for kind, pin in pins.items()}))
+        framework = locks.pin("tensorflow-cpu==2.21.0", "framework", 280_000_000, ["0" * 64])
+        locks.write(Path(folder), locks.lock(framework, locks.pin("a==1", "", 5_000, ["0" * 64])))
         return folder
 
     return write
@@ -92,9 +88,8 @@ def inspect_base(tmp_path: Path) -> Callable[[model.Spec], Path]:
     def copy(found: model.Spec) -> Path:
         folder = tmp_path / found.target
         shutil.copytree(found.folder, folder)
-        pins = "".join(f"{text} --hash=sha256:{'0' * 64}\n" for text in model.requirements_of(found))
-        sections = {Section("amd64", "base"): json.dumps(BASE_CONTENTS) + "\n", Section("amd64", "requirements"): pins}
-        target_locks.write(folder, Lock(sections), "3.12")
+        pins = map(locks.pin, model.requirements_of(found))
+        locks.write(folder, locks.lock(*pins, python="3.12", base=BaseContents.model_validate(BASE_CONTENTS)))
         return folder
 
     return copy

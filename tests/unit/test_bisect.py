@@ -18,7 +18,7 @@ from trainyard.release.bisect import Check, Result, Tried
 from trainyard.release.culprit import Verdict
 from trainyard.release.mixed_lock import Mixture
 from trainyard.spec import model, pylock
-from trainyard.spec.lock import Lock
+from trainyard.spec.lock import Lock, versions
 from trainyard.spec.model import RepositorySpec, Spec
 
 TARGET = model.load("tf-cpu", "amd64")
@@ -30,7 +30,7 @@ NEW = {"alpha": "2.0", "base": "2.0", "eager": "2.0", "loner": "3.0", "new": "1.
 
 @pytest.fixture(scope="module")
 def locked_once(uv_environment: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockedOnce]:
-    """Lock a repository with good.lock and a later trainyard.lock."""
+    """Lock a repository with good.lock and a later pylock.trainyard.toml."""
     with LockedOnce(tmp_path_factory.mktemp("locked"), uv_environment) as made:
         made.index.add(*(wheel(name, version) for name, version in TARGET.locked().versions.items()))
         made.index.add(
@@ -54,7 +54,7 @@ def index(locked_once: LockedOnce) -> Iterator[PackageIndex]:
 
 @pytest.fixture
 def spec(locked_once: LockedOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepositorySpec:
-    """A repository with good.lock, and a later trainyard.lock."""
+    """A repository with good.lock, and a later pylock.trainyard.toml."""
     return bisect.repository(locked_once.copy(tmp_path, monkeypatch))
 
 
@@ -152,7 +152,7 @@ def test_a_mixed_lock_has_the_pins_of_the_two_with_their_hashes(spec: Repository
     assert [own(lock) for lock in ends] == [OLD, NEW]
     assert own(found.lock(frozenset(["loner", "new"]))) == OLD | {"loner": "3.0", "new": "1.0"}
     known, mixed = fresh(spec).locked(), ends[1].of("amd64")
-    assert mixed and mixed.texts == known.texts
+    assert mixed == known
     assert repository_lock.is_current(spec.with_lock(ends[0]))
 
 
@@ -220,8 +220,8 @@ def test_what_fails_otherwise_is_not_the_same_failure(spec: RepositorySpec) -> N
     ("judge", "message"),
     [
         (lambda _: "ValueError: data", r"it fails with those of good.lock, too: ValueError: data"),
-        (lambda _: "", r"nothing fails with the packages of trainyard.lock: give a '--command' that does"),
-        (lambda _: Verdict("unresolved", "no disk"), r"the packages of trainyard.lock cannot be tried: no disk"),
+        (lambda _: "", r"nothing fails with the packages of pylock.trainyard.toml: give a '--command' that does"),
+        (lambda _: Verdict("unresolved", "no disk"), r"the packages of pylock.trainyard.toml cannot be tried: no disk"),
     ],
 )
 def test_sides_that_are_not_what_they_are_called_end_it(
@@ -258,16 +258,16 @@ def test_a_measure_that_cannot_be_is_refused(check: dict[str, object], message: 
 
 def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     git = ["git", "-C", str(spec.folder), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["add", "trainyard.lock"], ["commit", "--quiet", "--message=lock"]):
+    for words in (["add", "pylock.trainyard.toml"], ["commit", "--quiet", "--message=lock"]):
         subprocess.run([*git, *words], check=True)
     bad = bisect.side(None, spec)
     assert bisect.side("HEAD", spec).pins == bad.pins
-    packages = {name: pin.version for name, (_, pin) in bad.pins["default"].items()} | {"loner": "2.0"}
+    packages = versions(bad.pins["default"].values()) | {"loner": "2.0"}
     monkeypatch.setattr(image_packages, "find", lambda _, text: image_packages.ImagePackages(text, "", packages))
     image = bisect.side("localhost:5000/ml:1", spec, bad)
-    assert {name: pin.version for name, (_, pin) in image.pins["default"].items()} == packages
+    assert versions(image.pins["default"].values()) == packages
     assert Mixture(spec, image, bad).changes == {"loner": ("2.0", "3.0")}
-    assert image.pins["default"]["loner"][1].hashes and image.pins["default"]["loner"][1].size
+    assert image.pins["default"]["loner"].hashes and image.pins["default"]["loner"].size
 
     def none(_engine: object, text: str) -> None:
         raise UserError("no such image")
@@ -280,7 +280,7 @@ def test_a_side_is_a_file_a_commit_or_an_image(spec: RepositorySpec, monkeypatch
 
 
 def test_sides_with_the_same_packages_are_refused(spec: RepositorySpec) -> None:
-    with pytest.raises(UserError, match=r"trainyard.lock and trainyard.lock have the same packages"):
+    with pytest.raises(UserError, match=r"pylock.trainyard.toml and pylock.trainyard.toml have the same packages"):
         bisect.bisect(spec, bisect.side(None, spec), bisect.side(None, spec), Check())
 
 
@@ -296,13 +296,12 @@ def test_a_side_is_the_lock_of_a_target_in_a_file_or_a_commit(spec: RepositorySp
         bisect.side("HEAD", spec.model_copy(update={"folder": folder})),
         bisect.side(str(folder / pylock.FILE), spec),
     ):
-        versions = {name: pin.version for name, (_, pin) in side.pins["default"].items()}
-        assert versions == target.on(spec.arch).locked().versions
+        assert versions(side.pins["default"].values()) == target.on(spec.arch).locked().versions
 
 
 def test_a_lock_that_was_edited_is_refused(spec: RepositorySpec) -> None:
     (spec.folder / "good.lock").write_text("# numpy\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"good.lock: no '# trainyard:' line, so not a lock"):
+    with pytest.raises(UserError, match=r"good.lock: no '# checksum:' line, so not a lock"):
         bisect.side("good.lock", spec)
 
 
@@ -313,8 +312,8 @@ def test_a_target_of_the_catalogue_is_tried_as_a_repository_that_extends_it(
     spec = bisect.repository(model.load("tf-cpu", "amd64"))
     assert spec.extends.target == "tf-cpu" and not spec.run and spec.lock_file.is_file()
     side = bisect.side(None, spec)
-    kind, pin = side.pins["default"]["numpy"]
-    other = replace(side, pins={"default": {**side.pins["default"], "numpy": (kind, replace(pin, version="99"))}})
+    of_index = side.pins["default"]
+    other = replace(side, pins={"default": {**of_index, "numpy": replace(of_index["numpy"], version="99")}})
     assert list(Mixture(spec, side, other).changes) == ["numpy"]
     assert Mixture(spec, side, other).lock(frozenset(["numpy"])).of("amd64") is not None
 

@@ -508,7 +508,7 @@ def test_an_image_of_an_index_with_another_lock_is_refused(
 ) -> None:
     pushed_index(labels={"io.trainyard.lock": "other"})
     edit(root)
-    assert refused(both, address, registry).startswith("trainyard.lock changed since mine-")
+    assert refused(both, address, registry).startswith("pylock.trainyard.toml changed since mine-")
 
 
 def test_an_index_of_one_platform_has_that_alone(
@@ -616,14 +616,14 @@ def test_changed_requirements_need_a_build(
 ) -> None:
     lock(spec, added("einops"))
     line = refused(model.load(None), address, registry)
-    assert line.startswith(f"trainyard.lock changed since {TAG} was pushed") and "'trainyard image' and" in line
+    assert line.startswith(f"pylock.trainyard.toml changed since {TAG} was pushed") and "'trainyard image' and" in line
     config = root / "trainyard.yaml"
     config.write_text(config.read_text() + "\n# a comment\n")
     assert "trainyard.yaml" not in refused(model.load(None), address, registry, image=TAG)
     config.write_text(config.read_text() + "system: [ffmpeg]\n")
-    assert refused(model.load(None), address, registry).startswith("trainyard.lock and trainyard.yaml changed")
-    (root / "trainyard.lock").unlink()
-    assert "no trainyard.lock beside" in refused(model.load(None), address, registry, image=TAG)
+    assert refused(model.load(None), address, registry).startswith("pylock.trainyard.toml and trainyard.yaml changed")
+    (root / "pylock.trainyard.toml").unlink()
+    assert "no pylock.trainyard.toml beside" in refused(model.load(None), address, registry, image=TAG)
 
 
 def test_requirements_that_are_not_locked_yet_leave_no_tag(
@@ -638,7 +638,9 @@ def test_requirements_that_are_not_locked_yet_leave_no_tag(
     (root / "requirements.txt").write_text("einops\ntqdm\n")
     edit(root)
     before = dict(registry.tags)
-    with pytest.raises(UserError, match=r"changed since trainyard\.lock was written: run 'trainyard image' and"):
+    with pytest.raises(
+        UserError, match=r"changed since pylock\.trainyard\.toml was written: run 'trainyard image' and"
+    ):
         push_code(spec, address, image=TAG)
     assert registry.tags == before
     (root / "requirements.txt").write_text("einops\n")

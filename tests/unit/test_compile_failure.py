@@ -87,7 +87,7 @@ OUT_OF_MEMORY_OF_NVCC = "nvcc error   : 'cicc' died due to signal 9 (Kill signal
 
 CUDA = (
     "it compiles CUDA code: extend a target with CUDA, and add nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm, of "
-    "the same version as nvidia-cuda-runtime in trainyard.lock, to 'requires' under 'build:'"
+    "the same version as nvidia-cuda-runtime in pylock.trainyard.toml, to 'requires' under 'build:'"
 )
 MEMORY = (
     "its compiler ran out of memory: set MAX_JOBS, such as '1', in 'environment' under 'build:', or give the engine "

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests import locks
 from tests.unit.test_verify import SITE, TORCH_CUDA, Change, good, with_label, with_library, with_package, with_ptxas
 from tests.workspaces import lock, render
 
@@ -210,7 +211,7 @@ def extension(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def written(folder: Path, environment: str) -> str:
     text = f"extends: gpu\nrun: python train.py\nbuild:\n  sources: [torchsort==0.1.9]\n  environment: {environment}\n"
     (folder / "trainyard.yaml").write_text(text, encoding="utf-8")
-    lock(load(str(folder)), compiled=f"torchsort==0.1.9 --hash=sha256:{'0' * 64}\n")
+    lock(load(str(folder)), locks.pin("torchsort==0.1.9", "compiled"))
     render(load(str(folder)))
     return str(folder)
 

@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests import workspaces
+from tests import locks, workspaces
 
 from trainyard.common import git, settings
 from trainyard.common.errors import UserError
 from trainyard.image import facts, smoke_command, workspace_files
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.oci import secret_scan
-from trainyard.spec import lock as locks
-from trainyard.spec import repository_files
+from trainyard.spec import pylock, repository_files
 from trainyard.workspace import check, code_files, indexes, requirements
 
 SECRET = "what only the user may read"
@@ -252,18 +251,18 @@ def test_init_writes_through_no_link(root: Path, tmp_path: Path) -> None:
 
 def test_a_lock_is_written_through_no_link_and_by_two_at_once(root: Path, tmp_path: Path) -> None:
     private = tmp_path / "private"
-    for name in (".trainyard.lock.new", "trainyard.lock"):
+    for name in (".pylock.trainyard.toml.new", "pylock.trainyard.toml"):
         (root / name).symlink_to(private)
-    lock = locks.Lock({locks.Section("amd64", kind): "" for kind in ("framework", "requirements")})
-    writers = [threading.Thread(target=locks.write, args=(root / "trainyard.lock", lock)) for _ in range(8)]
+    lock = locks.lock(locks.pin("einops==0.8.0"))
+    writers = [threading.Thread(target=pylock.write, args=(root / pylock.REPOSITORY_FILE, lock)) for _ in range(8)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
     assert private.read_text(encoding="utf-8") == SECRET
-    assert (root / "trainyard.lock").read_text(encoding="utf-8") == lock.text()
+    assert (root / "pylock.trainyard.toml").read_text(encoding="utf-8") == pylock.text(lock)
     assert not list(root.glob(f"*{repository_files.PARTIAL}"))
-    assert (root / "trainyard.lock").stat().st_mode & 0o777 == 0o666 & ~_umask()
+    assert (root / "pylock.trainyard.toml").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
 def _umask() -> int:
@@ -296,7 +295,9 @@ def test_nothing_outside_of_the_repository_is_read(root: Path, tmp_path: Path, f
     assert SECRET not in done.stderr and "only the user" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt", "setup.cfg", ".dockerignore", "trainyard.lock"])
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", "requirements.txt", "setup.cfg", ".dockerignore", "pylock.trainyard.toml"]
+)
 @pytest.mark.parametrize("command", ["check", "init"])
 def test_files_that_are_read_by_name_are_no_links_out(root: Path, tmp_path: Path, name: str, command: str) -> None:
     (root / name).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from tests.unit.corpus.case import Case
 
 from trainyard import cli
 from trainyard.image import repository_lock
-from trainyard.spec import model
+from trainyard.spec import model, pylock
+from trainyard.spec.naming import LABELS
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +62,7 @@ def run(trainyard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     here.mkdir()
     shutil.copytree(ROOT / "examples", here / "examples", ignore=shutil.ignore_patterns("__pycache__", ".*"))
     for repository in ("gpt", "keras"):  # locked by whoever has tried them
-        (here / "examples" / repository / "trainyard.lock").unlink(missing_ok=True)
+        (here / "examples" / repository / "pylock.trainyard.toml").unlink(missing_ok=True)
     (here / "catalogue").symlink_to(ROOT / "images")
     monkeypatch.chdir(here)
 
@@ -110,7 +112,9 @@ def _short(recipe: dict[str, Any]) -> dict[str, Any]:
         for layer in recipe["layers"]
     }
     inputs = [name for name in recipe["inputs"] if not name.startswith(("trainers/", "launcher/"))]
+    lock = {name: "of the lock" for name in recipe["labels"] if name == f"{LABELS}.lock"}  # which names this Trainyard
     return recipe | {
+        "labels": recipe["labels"] | lock,
         "layers": layers,
         "inputs": inputs,
         "base": recipe["base"] | {"packages": len(recipe["base"]["packages"])},
@@ -124,7 +128,9 @@ def test_every_fact_of_an_image(name: str, run: transcript.Run, normalize: Calla
         target = f"examples/{name}"
         workspaces.lock_without_resolution(target)
         spec = workspaces.repository(target)  # the lock says that another Trainyard wrote it
-        spec.lock_file.write_text(spec.lock_file.read_text().replace("00000000", repository_lock.contents(spec)))
+        assert spec.usable_lock and spec.usable_lock.origin
+        origin = replace(spec.usable_lock.origin, contents=repository_lock.contents(spec))
+        pylock.write(spec.lock_file, replace(spec.usable_lock, origin=origin))
     status, out, error = run({}, ["trainyard", "dev", "plan", target, "--json"])
     if status:
         text = error

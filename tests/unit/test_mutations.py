@@ -10,6 +10,7 @@ import struct
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import docker.errors
 import pytest
 import zstandard
+from tests import locks as pins
 from tests.mutations import __main__ as program
 from tests.mutations import configuration, elf, files, foreign, instructions, judge, locks, plan, report
 from tests.mutations.judge import Verdict
@@ -25,8 +27,9 @@ from tests.mutations.plan import Source
 from tests.mutations.report import Foreign, Results, Row
 
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.settings import ROOT
 from trainyard.spec import pylock
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import load
 
 #: What a container sees of an entry: type, mode, owner, target or content, extended attributes.
@@ -125,9 +128,8 @@ def image(tmp_path: Path) -> SavedImage:
 def source(image: SavedImage, tmp_path: Path) -> Source:
     folder = tmp_path / "mine"
     folder.mkdir()
-    text = "".join(f"{name}==1.2.3 \\\n    --hash=sha256:{'0' * 64}  # 5 bytes\n" for name in ("keras", "numpy"))
-    section = Section("amd64", "framework")
-    return Source(image, folder, Lock({section: text, Section("amd64", "requirements"): ""}), (section,))
+    lock = pins.lock(*(pins.pin(f"{name}==1.2.3", "framework", 5) for name in ("keras", "numpy")))
+    return Source(image, folder, lock, locks.Part("amd64", DEFAULT, own=False))
 
 
 def blobs_of(draft: Draft) -> dict[str, bytes]:
@@ -315,24 +317,38 @@ def test_an_instruction_changes_what_it_names(operator: instructions.Instruction
 def test_a_fault_in_a_lock_changes_one_entry_of_it(source: Source, tmp_path: Path) -> None:
     for kind in locks.OPERATORS:
         for number in range(10):
-            fault = locks.lock_fault(Random(number), source.lock, source.sections, kind)
-            assert fault.what.startswith("amd64.framework: ") and fault.places[0] in fault.what
-            (section,) = source.sections
-            old, new = source.lock.sections[section].splitlines(), fault.content.sections[section].splitlines()
-            other = {"numpy": "keras", "keras": "numpy"}[fault.places[0]]
-            assert any(line.startswith(other) for line in old if line in new)
-            assert new != old
+            fault = locks.lock_fault(Random(number), source.lock, source.part, kind)
+            assert fault.what.startswith("amd64, default: ") and fault.places[0] in fault.what
+            old, new = (set(content.known("amd64", DEFAULT).pins) for content in (source.lock, fault.content))
+            assert {pin.name for pin in old ^ new} == {*fault.places} and len(old - new) == 1
     folder = locks.copied(source.folder, tmp_path / "copy", fault)
-    assert folder.name == "mine" and pylock.read(folder, "") == fault.content != source.lock
+    assert folder.name == "mine" and pylock.read(folder / pylock.FILE, "") == fault.content != source.lock
 
 
 def test_only_the_locks_of_the_index_of_an_image_are_changed() -> None:
-    spec = load("tf-cpu", "arm64")
     config = {"config": {"Labels": {"io.trainyard.index": "default"}}}
-    assert list(map(str, locks.of_image(spec, config))) == ["arm64.framework", "arm64.requirements"]
+    assert locks.of_image(load("tf-cpu", "arm64"), config) == locks.Part("arm64", "default", own=False)
     config["config"]["Labels"]["io.trainyard.index"] = "pytorch-cpu"
-    names = list(map(str, locks.of_image(load("cpu", "amd64"), config)))
-    assert names == ["amd64.framework.pytorch-cpu", "amd64.requirements.pytorch-cpu"]
+    part = locks.of_image(load("cpu", "amd64"), config)
+    assert part == locks.Part("amd64", "pytorch-cpu", own=False)
+    lock = load("cpu", "amd64").usable_lock
+    assert lock
+    both = replace(lock, indexes={**lock.indexes, "pytorch-cpu": lock.indexes[DEFAULT]})
+    for kind in locks.OPERATORS:
+        fault = locks.lock_fault(Random(1), both, part, kind)
+        assert fault.content.of("amd64", "pytorch-cpu") != both.of("amd64", "pytorch-cpu")
+        others = [(arch, index) for arch in ("amd64", "arm64") for index in both.names(arch)]
+        others.remove(("amd64", "pytorch-cpu"))
+        assert all(fault.content.of(*other) == both.of(*other) for other in others)
+
+
+def test_the_framework_of_another_target_stays_as_it_is() -> None:
+    lock = pins.lock(*pins.pins(framework="torch==2.9.1", requirements="einops==0.8.2"))
+    part = locks.of_image(load(str(ROOT / "examples/patches"), "amd64"), {})
+    assert part == locks.Part("amd64", DEFAULT, own=True)
+    assert {
+        locks.lock_fault(Random(number), lock, part, kind).places for number in range(9) for kind in locks.OPERATORS
+    } == {("einops",)}
 
 
 def test_a_seed_and_a_number_give_the_same_mutant(source: Source) -> None:

@@ -11,7 +11,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from trainyard.common.errors import StepFailed
 from trainyard.image import package_index, planning, resolver
 from trainyard.spec import model
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import Lock, Locked
 
 VARIABLE = "TRAINYARD_INDEX_PYTORCH_CPU"
 
@@ -64,8 +64,9 @@ def test_the_address_that_a_build_records_has_no_password(
 ) -> None:
     monkeypatch.setenv(VARIABLE, address(index))
     spec = model.load("cpu")
-    both = {(kind, index): "" for kind in ("framework", "requirements") for index in ("default", "pytorch-cpu")}
-    spec = spec.with_lock(Lock({Section(spec.arch, kind, index): text for (kind, index), text in both.items()}))
+    spec = spec.with_lock(
+        Lock(spec.python_version, {name: {spec.arch: Locked()} for name in ("default", "pytorch-cpu")})
+    )
     fake_engine.digest_at_registry = lambda _: "sha256:1"
     assert planning._reachable(spec)[1].index_url == address(index, "")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import locks
 from tests.claims import CLAIMS
 from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Registry, sha256
@@ -22,7 +23,6 @@ from trainyard.recipe import Named
 from trainyard.release import claims, platform_index, promotion, sources
 from trainyard.spec import architectures, model, naming, state
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
-from trainyard.spec.lock import Lock, Pin, Section
 
 Command = Callable[..., tuple[int, str, str]]
 OCI = "application/vnd.oci.image"
@@ -326,10 +326,7 @@ def test_the_only_image_of_a_local_index_is_read_whatever_its_architecture() -> 
 def test_a_target_without_the_lock_of_another_platform_is_audited(write_spec: Callable[..., str]) -> None:
     """A spec that extends a target that got another platform since."""
     spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
-    locked = {
-        "framework": Pin("tensorflow-cpu", "2.21.0", ("0" * 64,)),
-        "requirements": Pin("einops", "0.8.2", ("0" * 64,)),
-    }
-    spec = spec.with_lock(Lock({Section("amd64", kind): pin.text() for kind, pin in locked.items()}))
+    pins_of_amd64 = locks.pins(framework="tensorflow-cpu==2.21.0", requirements="einops==0.8.2")
+    spec = spec.with_lock(locks.lock(*pins_of_amd64, python=spec.python_version))
     pins = sources.pins(spec)
     assert pins["einops"] == {"0.8.2"} and "tensorflow-cpu" in pins

@@ -16,7 +16,7 @@ import pytest
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
-from trainyard.spec import lock, model, yaml_source
+from trainyard.spec import model, pylock, yaml_source
 from trainyard.workspace import (
     code_files,
     dependency_tables,
@@ -191,9 +191,9 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     assert python_survey.read(tmp_path / "a.py", "a.py") is None
     sources = python_survey.Sources({})
     refused(lambda path: init.candidates(path, ["train.sh"], sources, {}), tmp_path)
-    os.mkfifo(tmp_path / lock.FILE)
-    refusal = refused(lambda path: lock.read(path / lock.FILE, "trainyard lock"), tmp_path)
-    assert refusal.endswith("trainyard.lock: not a regular file")
+    os.mkfifo(tmp_path / pylock.REPOSITORY_FILE)
+    refusal = refused(lambda path: pylock.read(path / pylock.REPOSITORY_FILE, "trainyard lock"), tmp_path)
+    assert refusal.endswith("pylock.trainyard.toml: not a regular file")
 
 
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import plans, target_locks
+from tests import locks, plans
 
 from trainyard import cli, recipe
 from trainyard.common.settings import ROOT
@@ -21,7 +21,7 @@ from trainyard.image import recipes
 from trainyard.project import generated
 from trainyard.spec import model, naming
 from trainyard.spec.catalog import debian_bases
-from trainyard.spec.lock import Lock, Pin, Section
+from trainyard.spec.lock import DEFAULT, Lock
 
 EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
 ALL = [*model.targets(), *EXAMPLES]
@@ -69,16 +69,12 @@ def test_the_content_hash_is_that_of_the_files_wherever_they_are(tmp_path: Path)
     of_catalog = recipes.make(model.load("tf-cpu"))
     assert of_catalog.model_copy(update={"source": before.source}) == before, "no other field says where it is"
     assert not list(recipe.differences(before, of_catalog)), "so that an image is verified against a copy of its target"
-    content = model.load(str(copied)).lock
-    assert isinstance(content, Lock)
-    section = Section("amd64", "requirements")
-    longer = content.sections[section] + Pin("more", "1", ("0" * 64,), 5_000).text()
-    target_locks.write(copied, Lock({**content.sections, section: longer}), "3.13")
+    locked, arm64 = (model.load(str(copied), arch).locked() for arch in ("amd64", "arm64"))
+    longer = locks.locked(*locked.pins, locks.pin("more==1", "", 5_000))
+    locks.write(copied, Lock("3.13", {DEFAULT: {"amd64": longer, "arm64": arm64}}))
     after = recipes.make(model.load(str(copied)))
     assert after.content_hash("base") != before.content_hash("base")
-    assert [name for name in after.inputs if after.inputs[name] != before.inputs[name]] == [
-        "pylock.toml [requirements]"
-    ]
+    assert [name for name in after.inputs if after.inputs[name] != before.inputs[name]] == ["pylock.toml"]
 
 
 @pytest.mark.parametrize("target", ALL)
@@ -225,14 +221,13 @@ def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], 
     folder = Path(write_locked_spec(torch.replace("[tf]", "[torch]").replace("package: tf", "package: torch")))
     loaded = model.load(str(folder))
     assert list(render.rendered(loaded)) == [folder / "Dockerfile"]
-    requirements = Pin("a", "1", ("0" * 64,), 5_000).text()
-    sections = {
-        Section("amd64", "framework"): Pin("torch", "2.15.0", ("1" * 64,), 500_000_000).text(),
-        Section("amd64", "requirements"): requirements,
-        Section("amd64", "framework", "pytorch-cpu"): Pin("torch", "2.15.0+cpu", ("2" * 64,), 200_000_000).text(),
-        Section("amd64", "requirements", "pytorch-cpu"): requirements,
+    requirement = locks.pin("a==1", "", 5_000, ["0" * 64])
+    of_index = {
+        DEFAULT: locks.pin("torch==2.15.0", "framework", 500_000_000),
+        "pytorch-cpu": locks.pin("torch==2.15.0+cpu", "framework", 200_000_000),
     }
-    target_locks.write(folder, Lock(sections))
+    indexes = {index: {"amd64": locks.locked(pin, requirement)} for index, pin in of_index.items()}
+    locks.write(folder, Lock("3.11", indexes))
     loaded = model.load(str(folder))
     default, cpu = render.rendered(loaded).items()
     assert (default[0].name, cpu[0].name) == ("Dockerfile", "Dockerfile.pytorch-cpu")

@@ -13,7 +13,7 @@ from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, facts, recipes
 from trainyard.spec import architectures, catalog, model, naming, pylock
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import DEFAULT, Lock, Locked
 
 WriteSpec = Callable[..., str]
 
@@ -214,18 +214,16 @@ def test_a_target_that_extends_another_has_its_platforms_or_other_ones(write_spe
 def test_every_platform_has_other_pins_and_another_dockerfile() -> None:
     amd64, arm64 = model.each_platform(model.load("cpu", "amd64"))
     assert (amd64.dockerfile().name, arm64.dockerfile().name) == ("Dockerfile", "Dockerfile.arm64")
-    assert amd64.locked().text("framework") != arm64.locked().text("framework") != ""
+    assert [] != amd64.locked().framework != arm64.locked().framework != []
     assert model.load("cpu", "arm64").dockerfile("pytorch-cpu").name == "Dockerfile.pytorch-cpu.arm64"
 
 
 def test_an_image_is_built_for_a_platform_whose_lock_it_has(write_spec: WriteSpec) -> None:
     """A spec that extends a target that got another platform since."""
     spec = model.load(write_spec("summary: x\nextends: tf-cpu\n"), "amd64")
-    sections = {Section("amd64", kind): "" for kind in ("framework", "requirements")}
-    assert [path.name for path in dockerfile.rendered(spec.with_lock(Lock(sections)))] == ["Dockerfile"]
-    sections |= {Section("arm64", kind): "" for kind in ("framework", "requirements")}
-    both = dockerfile.rendered(spec.with_lock(Lock(sections)))
-    assert [path.name for path in both] == ["Dockerfile", "Dockerfile.arm64"]
+    for archs, names in ((["amd64"], ["Dockerfile"]), (["amd64", "arm64"], ["Dockerfile", "Dockerfile.arm64"])):
+        lock = Lock(spec.python_version, {DEFAULT: dict.fromkeys(archs, Locked())})
+        assert [path.name for path in dockerfile.rendered(spec.with_lock(lock))] == names
 
 
 def test_extends_in_a_circle_is_refused(write_spec: WriteSpec, tmp_path: Path) -> None:

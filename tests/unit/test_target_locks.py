@@ -10,6 +10,7 @@ import sys
 import tomllib
 import venv
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from trainyard.common import settings
 from trainyard.image import base_contents, package_index, target_lock
 from trainyard.spec import model, pylock
 from trainyard.spec.framework import BaseContents
+from trainyard.spec.lock import versions
 from trainyard.spec.model import Spec
 
 SPEC = """\
@@ -251,11 +253,13 @@ def test_the_lock_of_an_index_that_is_not_locked_any_more_is_removed(
 ) -> None:
     trainyard("lock", str(folder))
     spec = model.load(str(folder), "arm64")
-    contents = target_lock.read(spec)
-    spec, written = target_lock.write(spec, {**contents, "pytorch-cpu": contents["default"]})
+    lock = spec.usable_lock
+    assert lock
+    both = replace(lock, indexes={**lock.indexes, "pytorch-cpu": lock.indexes["default"]})
+    spec, written = target_lock.write(spec, both)
     assert folder / "pylock.pytorch-cpu.toml" in written and isinstance(spec, Spec)
     assert model.load(str(folder), "arm64").locked("pytorch-cpu").versions == packages(folder, "arm64")
-    target_lock.write(spec, contents)
+    target_lock.write(spec, lock)
     assert not (folder / "pylock.pytorch-cpu.toml").exists()
 
 
@@ -275,8 +279,6 @@ def test_what_a_base_with_the_framework_satisfies_is_recorded_and_not_locked(
     assert status == 0, err
     spec = model.load(str(folder))
     assert spec.base_contents == contents and spec.day == contents.day and spec.locked().framework == []
-    assert {pin.name: pin.version for pin in spec.locked().requirements} == {
-        name: version for name, version in pins.items() if name != "numpy"
-    }
+    assert versions(spec.locked().requirements) == {name: version for name, version in pins.items() if name != "numpy"}
     lock = Pylock.from_dict(tomllib.loads((folder / pylock.FILE).read_text(encoding="utf-8")))
     assert str(lock.requires_python) == "==3.12.*" and "numpy" not in {one.name for one in lock.packages}

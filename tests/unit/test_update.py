@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import locks
 from tests.fakes.engine import FakeEngine
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import LockedOnce, empty, fresh, relock, render
@@ -25,11 +26,9 @@ from trainyard.release.advisories import Advisory, Snapshot
 from trainyard.release.bisect import Tried
 from trainyard.release.trials import Bounds, Measured, Trials
 from trainyard.release.update import GROUPS, Result, Step, Update
-from trainyard.spec import lock as locks
 from trainyard.spec import model, pylock
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec, Spec
-from trainyard.spec.pylock import Content
 
 TARGET = model.load("tf-cpu", "amd64")
 OLD = {"alpha": "1.0.0", "beta": "1.0.0", "gamma": "1.0.0", "leaky": "1.0.0"}
@@ -67,7 +66,7 @@ def index(locked_once: LockedOnce) -> Iterator[PackageIndex]:
 def spec(
     locked_once: LockedOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex
 ) -> RepositorySpec:
-    """A repository whose trainyard.lock has old versions, which its requirements no longer ask for."""
+    """A repository whose pylock.trainyard.toml has old versions, which its requirements no longer ask for."""
     no_advisories(monkeypatch)
     return locked_once.copy(tmp_path, monkeypatch)
 
@@ -151,7 +150,7 @@ def test_groups_are_taken_in_order_each_on_top_of_the_one_before(spec: Repositor
 def test_no_release_after_the_day_counts(spec: RepositorySpec, day: str, alpha: str) -> None:
     then = model.load(None, context=Context(as_of=f"{day}T23:59:59Z"))
     result, packages = run(then, Images())
-    assert packages["alpha"] == alpha and result.name == f"trainyard.lock as of {day}"
+    assert packages["alpha"] == alpha and result.name == f"pylock.trainyard.toml as of {day}"
 
 
 def test_only_some_groups_are_tried(spec: RepositorySpec) -> None:
@@ -313,11 +312,10 @@ def test_the_framework_of_this_trainyard_is_taken_with_nothing_else(spec: Reposi
     index.add(wheel("tensorflow-cpu", "2.20.0"))
     known = spec.usable_lock
     assert known and known.origin
-    section = Section("amd64", "framework")
-    text = known.sections[section].replace("tensorflow-cpu==2.21.0", "tensorflow-cpu==2.20.0")
-    older = Lock({**known.sections, section: text}, origin=replace(known.origin, version="0.0.1", contents="00000000"))
-    origin = replace(older.origin or known.origin, inputs=repository_lock.inputs(spec, older))
-    locks.write(spec.lock_file, replace(older, origin=origin))
+    others = (pin for pin in spec.locked().pins if pin.name != "tensorflow-cpu")
+    older = replace(locks.lock(locks.pin("tensorflow-cpu==2.20.0", "framework"), *others), python=known.python)
+    origin = replace(known.origin, version="0.0.1", contents="00000000", inputs=repository_lock.inputs(spec, older))
+    pylock.write(spec.lock_file, replace(older, origin=origin))
     result, packages = run(fresh(spec), Images(), "patch")
     assert packages["alpha"] == "1.0.1" and "the lock stays one of Trainyard 0.0.1" in result.notes[-1]
     result, packages = run(fresh(spec), Images(), "framework")
@@ -330,7 +328,7 @@ def test_a_lock_of_a_target_that_has_another_base_now_gets_its_framework_first(s
     known = spec.usable_lock
     assert known and known.origin
     base = f"{model.bases()['debian-12'].image}@sha256:{'c' * 64}"
-    locks.write(spec.lock_file, replace(known, origin=replace(known.origin, base=base)))
+    pylock.write(spec.lock_file, replace(known, origin=replace(known.origin, base=base)))
     result, packages = run(fresh(spec), Images(), "patch")
     assert result.steps[0].reason == "tf-cpu is on another base now: 'framework' comes first" and packages == OLD
     result, packages = run(fresh(spec), Images())
@@ -368,8 +366,8 @@ def test_a_target_of_the_catalogue_keeps_its_pins(
     index.add(*(wheel(name, version) for name, version in for_arm.items()))
     every = tuple(name for name in TARGET.locked().versions if not name.startswith("tensorflow") and name != "gcsfs")
     index.add(wheel("gcsfs", for_arm["gcsfs"], every), wheel("numpy", "99.0"), wheel("aiosignal", "99.0"))
-    written: list[Mapping[str, Content]] = []
-    monkeypatch.setattr(target_lock, "write", lambda spec, contents: written.append(contents) or (spec, []))
+    written: list[Lock] = []
+    monkeypatch.setattr(target_lock, "write", lambda spec, lock: written.append(lock) or (spec, []))
     spec = model.load("tf-cpu", "amd64")
     started = updating(spec, Images())
     assert started.name.endswith("images/tf-cpu/pylock.toml")
@@ -377,7 +375,7 @@ def test_a_target_of_the_catalogue_keeps_its_pins(
     assert shown(result) == {"major": [f"aiosignal {spec.locked().versions['aiosignal']} -> 99.0"]}
     assert any(line.startswith("numpy ") and "tf-cpu" in line for line in result.behind)
     update.write(spec, started.lock)
-    locked = pylock.of_contents(written[0])
+    locked = written[0]
     for arch in ("amd64", "arm64"):
         new, old = locked.of(arch), started.lock.of(arch)
         assert new and old and new.versions == old.versions and not any(pin.added for pin in new.requirements)
@@ -565,8 +563,8 @@ def test_a_branch_a_commit_and_a_report_are_made(
     assert status == 0 and (spec.folder / "body.md").read_text("utf-8") == out
     assert "| size | 1.00 GB | 1.00 GB | 1.1 times |  |" in out and "- alpha 1.0.0 -> 1.0.1" in out
     assert git(spec, "branch", "--show-current").strip() == "newer"
-    assert git(spec, "log", "--format=%B", "-1") == "Update trainyard.lock: patch\n\n- alpha 1.0.0 -> 1.0.1\n\n"
-    assert git(spec, "show", "--stat", "--format=").split()[0] == "trainyard.lock" and "commit" in err
+    assert git(spec, "log", "--format=%B", "-1") == "Update pylock.trainyard.toml: patch\n\n- alpha 1.0.0 -> 1.0.1\n\n"
+    assert git(spec, "show", "--stat", "--format=").split()[0] == "pylock.trainyard.toml" and "commit" in err
     assert git(spec, "status", "--porcelain") == "?? body.md\n"
 
 
@@ -599,16 +597,20 @@ def test_a_lock_is_proven_against_the_commit_that_it_is_changed_from(
     assert relock(spec, upgrade_packages=["alpha"])
     before = spec.lock_file.read_bytes()
     status, out, _ = trainyard("update", "--proof", "--report", "body.md")
-    assert status == 0 and out.startswith("## trainyard.lock against HEAD: not worse") and "Nothing is worse." in out
+    assert (
+        status == 0
+        and out.startswith("## pylock.trainyard.toml against HEAD: not worse")
+        and "Nothing is worse." in out
+    )
     assert "- alpha 1.0.0 -> 2.0.0" in out
     git(spec, "switch", "--quiet", "--create", "renovate")
     relock(spec, upgrade_packages=["beta", "gamma"])
     git(spec, "commit", "--quiet", "--all", "--message=newer")
     status, out, err = trainyard("update", "--proof")
     common = git(spec, "rev-parse", "main")[:12]
-    assert status == 1 and out.startswith(f"## trainyard.lock against {common}: worse")
+    assert status == 1 and out.startswith(f"## pylock.trainyard.toml against {common}: worse")
     assert "- culprit: beta 1.0.0 -> 1.1.0 (train.py:1: ValueError)" in out
-    assert err.strip().endswith(f"trainyard.lock against {common}: train.py:1: ValueError")
+    assert err.strip().endswith(f"pylock.trainyard.toml against {common}: train.py:1: ValueError")
     status, out, _ = trainyard("update", "--proof", "--against", "HEAD", "--no-bisect")
     assert status == 0 and spec.lock_file.read_bytes() != before and not git(spec, "status", "--porcelain", "-uno")
 
@@ -659,7 +661,7 @@ def test_a_lock_with_changes_is_not_committed(
 ) -> None:
     relock(spec, upgrade_packages=["alpha"])
     status, _, err = trainyard("update", "--commit")
-    assert status == 2 and "trainyard.lock: has changes that are not committed" in err and not images.seen
+    assert status == 2 and "pylock.trainyard.toml: has changes that are not committed" in err and not images.seen
 
 
 def test_the_command_knows_the_groups() -> None:

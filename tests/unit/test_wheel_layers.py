@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests import locks
 from tests.workspaces import added, lock
 
 from trainyard.image import dockerfile, wheel_layers
 from trainyard.image.wheel_layers import ADDED, ALONE, MOST_ALONE, SMALL, WheelLayer
 from trainyard.oci import layers
 from trainyard.spec import model
-from trainyard.spec.lock import Lock, Pin
+from trainyard.spec.lock import Pin, Role
 
 #: Names of the targets that wheels are installed in.
 WITH_WHEELS = [name for name in model.targets() if not model.load(name).framework_in_base]
@@ -24,16 +25,24 @@ WITH_WHEELS = [name for name in model.targets() if not model.load(name).framewor
 LARGE = 10 * ALONE
 
 
-def pin(name: str, size: int = 1000) -> Pin:
-    return Pin(name, "1", ("0" * 64,), size)
+def pin(name: str, size: int = 1000, role: Role = "") -> Pin:
+    return locks.pin(f"{name}==1", role, size, ["0" * 64])
+
+
+def newer(old: Pin, version: str) -> Pin:
+    return locks.pin(f"{old.name}=={version}", old.role, old.size, ["1" * 64])
+
+
+def resized(old: Pin, size: int) -> Pin:
+    return dataclasses.replace(old, files=tuple(dataclasses.replace(file, size=size) for file in old.files))
 
 
 PINS = st.lists(
     st.builds(
-        lambda name, size, is_added: Pin(name, "1", ("0" * 64,), size, is_added),
+        pin,
         st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True),
         st.one_of(st.integers(0, ALONE - 1), st.integers(ALONE, 10**9), st.sampled_from([0, ALONE - 1, ALONE])),
-        st.booleans(),
+        st.sampled_from(["", "added"]),
     ),
     unique_by=lambda one: one.name,
     max_size=60,
@@ -45,7 +54,7 @@ def target_pins(target: str) -> list[Pin]:
     return [*locked.framework, *locked.requirements]
 
 
-def locks(found: Iterable[WheelLayer]) -> dict[str, str]:
+def texts(found: Iterable[WheelLayer]) -> dict[str, str]:
     return {one.stage: one.lock for one in found}
 
 
@@ -101,9 +110,8 @@ def test_at_most_22_wheels_are_alone_the_largest() -> None:
 def test_another_version_of_a_small_wheel_changes_one_layer(pins: list[Pin]) -> None:
     small = [one for one in pins if not one.added and one.size < ALONE]
     assume(small)
-    before = locks(wheel_layers.group(pins))
-    newer = [dataclasses.replace(one, version="2", hashes=("1" * 64,)) if one is small[0] else one for one in pins]
-    after = locks(wheel_layers.group(newer))
+    before = texts(wheel_layers.group(pins))
+    after = texts(wheel_layers.group([newer(one, "2") if one is small[0] else one for one in pins]))
     assert before.keys() == after.keys()
     (changed,) = (stage for stage in before if before[stage] != after[stage])
     assert f"{small[0].name}==1 " in before[changed] and f"{small[0].name}==2 " in after[changed]
@@ -112,10 +120,9 @@ def test_another_version_of_a_small_wheel_changes_one_layer(pins: list[Pin]) -> 
 @pytest.mark.parametrize("target", WITH_WHEELS)
 def test_another_version_of_any_wheel_of_a_target_changes_its_layer_alone(target: str) -> None:
     pins = target_pins(target)
-    before = locks(wheel_layers.group(pins))
+    before = texts(wheel_layers.group(pins))
     for old in pins:
-        newer = dataclasses.replace(old, version=f"{old.version}.1", hashes=("1" * 64,))
-        after = locks(wheel_layers.group([newer if one is old else one for one in pins]))
+        after = texts(wheel_layers.group([newer(one, f"{one.version}.1") if one is old else one for one in pins]))
         assert sum(before[stage] != after[stage] for stage in before) == 1
         assert before.keys() == after.keys()
 
@@ -124,7 +131,7 @@ def test_another_version_of_any_wheel_of_a_target_changes_its_layer_alone(target
 def test_what_a_repository_adds_changes_no_layer_of_its_target(pins: list[Pin], size: int) -> None:
     shared = [one for one in pins if not one.added]
     of_target = wheel_layers.group(shared)
-    more = Pin("the-added-one", "1", ("2" * 64,), size, added=True)
+    more = pin("the-added-one", size, "added")
     assert wheel_layers.group([*shared, more]) == [*of_target, WheelLayer("wheel-the-added-one", (more,), private=True)]
 
 
@@ -152,20 +159,20 @@ def test_only_layers_with_packages_of_an_index_may_use_it() -> None:
 def test_sizes_are_in_no_layers_lock(pins: list[Pin], more: int) -> None:
     """Another index may give other sizes, or none."""
     assume(all(one.size + more < ALONE or one.size >= ALONE for one in pins))
-    before = locks(wheel_layers.group(pins))
+    before = texts(wheel_layers.group(pins))
     assert not any("bytes" in text or "#" in text for text in before.values())
     shared = [one for one in pins if not one.added]
-    grown = [dataclasses.replace(one, size=one.size + more) for one in shared]
+    grown = [resized(one, one.size + more) for one in shared]
     if sum(one.size >= ALONE for one in shared) <= MOST_ALONE:
-        assert locks(wheel_layers.group(grown)) == locks(wheel_layers.group(shared))
+        assert texts(wheel_layers.group(grown)) == texts(wheel_layers.group(shared))
 
 
 def test_sizes_change_no_stages_text(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
     loaded = model.load(write_locked_spec(spec_text))
-    assert isinstance(loaded.lock, Lock)
-    sections = {name: text.replace("280000000", "290000000") for name, text in loaded.lock.sections.items()}
-    before, after = dockerfile.dockerfile(loaded), dockerfile.dockerfile(loaded.with_lock(Lock(sections)))
-    assert sections != loaded.lock.sections
+    pins = loaded.locked().pins
+    grown = [resized(one, one.size + 10_000_000) if one.size >= ALONE else one for one in pins]
+    before, after = dockerfile.dockerfile(loaded), dockerfile.dockerfile(loaded.with_lock(locks.lock(*grown)))
+    assert grown != list(pins)
     assert "wheel-tensorflow-cpu" in before and after == before
 
 
@@ -180,7 +187,8 @@ def test_an_image_has_at_most_40_layers_with_what_a_repository_adds(
     (folder / ".git").mkdir(parents=True)
     text = f"extends: {target}\nrun: python train.py\nsystem: [ffmpeg]\nbuild: {{packages: [g++], sources: [fast]}}\n"
     (folder / "trainyard.yaml").write_text(text, encoding="utf-8")
-    lock(model.load(str(folder)), *(added(f"a{one}", size=LARGE) for one in range(number)))
+    more = [added(f"a{one}", size=LARGE) for one in range(number)]
+    lock(model.load(str(folder)), locks.pin("fast==1.0", "compiled"), *more)
     below, copies = layers.stages(dockerfile.dockerfile(model.load(str(folder))))
     assert {"site", "compiled", "code", "launcher"} <= set(copies) and ("libraries", "RUN") in below
     assert 1 + len(below) + len(copies) <= 40

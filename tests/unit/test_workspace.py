@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests import plans
+from tests import locks, plans
 from tests.fakes.engine import FakeEngine
 from tests.workspaces import added, lock, repository
 
@@ -267,7 +267,7 @@ def test_sources_are_compiled_in_a_stage_with_its_packages_and_variables(write: 
         "extends: gpu\nrun: python train.py\n"
         "build: {packages: [g++], sources: [flash-attn==2.8.3], environment: {TORCH_CUDA_ARCH_LIST: '8.0 $9.0'}}\n"
     )
-    text = locked()
+    text = locked(locks.pin("flash-attn==2.8.3", "compiled"))
     compiled = text.split(" AS compiled\n")[1].split("\nFROM ")[0]
     assert " /tmp/apt.sh libpython3-dev g++\n" in compiled
     assert r'ENV TORCH_CUDA_ARCH_LIST="8.0 \$9.0"' in compiled

@@ -104,7 +104,7 @@ def test_what_tools_write_is_no_code(repository: Path) -> None:
         _dot_devcontainer__devcontainer_dot_json="{}",
         _dot_trainyard__x="",
         _dot_DS_Store="",
-        trainyard_dot_lock="",
+        pylock_dot_trainyard_dot_toml="",
         src__x_dot_egg_info="",
         sub__trainyard_dot_yaml="",
     )

@@ -98,7 +98,7 @@ def test_it_depends_on_the_code_alone(tmp_path: Path) -> None:
             for file in ("one.py", "two.py") if name == "a" else ("two.py", "one.py"):
                 (folder / file).write_text("x = 1\n", encoding="utf-8")
             (folder / "trainyard.yaml").write_text(f"extends: cpu # {name}\n", encoding="utf-8")
-            (folder / "trainyard.lock").write_text(name, encoding="utf-8")
+            (folder / "pylock.trainyard.toml").write_text(name, encoding="utf-8")
             workspace = Workspace(
                 folder / "trainyard.yaml", WorkspaceDocument(extends="cpu", code=["one.py", "two.py"])
             )

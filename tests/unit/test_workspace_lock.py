@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import os
 import re
@@ -11,13 +10,15 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.pylock import Package
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests import workspaces
+from tests import locks, workspaces
 from tests.fakes.package_index import PackageIndex, source_distribution, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository
 from tests.workspaces import versions as pinned
@@ -26,9 +27,8 @@ import trainyard as package
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile, recipes, repository_lock, resolver
-from trainyard.spec import lock as locks
 from trainyard.spec import model, pylock
-from trainyard.spec.lock import Lock, Pin, Section, parse
+from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Origin, Pin, Role, Unreadable
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import indexes
 
@@ -69,12 +69,19 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex) 
     return run
 
 
-def sections(spec: Spec) -> Mapping[str, str]:
-    return fresh(spec).locked().texts
+def locked(spec: Spec) -> Locked:
+    """Return what the lock that is there now has for amd64."""
+    return fresh(spec).locked()
+
+
+def file_of(index: PackageIndex, name: str) -> File:
+    """Return a file of an index as a lock has it."""
+    body = index.files[name]
+    return File(name, hashlib.sha256(body).hexdigest(), len(body))
 
 
 def versions(spec: Spec) -> dict[str, str]:
-    return fresh(spec).locked().versions
+    return locked(spec).versions
 
 
 def content_hash(spec: Spec) -> str:
@@ -83,7 +90,7 @@ def content_hash(spec: Spec) -> str:
     return recipes.make(fresh(spec)).content_hash("debian")
 
 
-def origin(spec: Spec) -> locks.Origin:
+def origin(spec: Spec) -> Origin:
     content = fresh(spec).usable_lock
     assert content and content.origin
     return content.origin
@@ -93,18 +100,18 @@ def test_a_lock_holds_the_targets_framework_the_requirements_and_no_address(writ
     spec = write("einops>=0.5\n")
     assert relock(spec)
     text = spec.lock_file.read_text(encoding="utf-8")
-    assert text.startswith("# Written by 'trainyard lock'. Do not edit.\n# trainyard: ")
-    assert "://" not in text and "127.0.0.1" not in text and "--index" not in text
-    assert sections(spec)["framework"] == TARGET.locked().text("framework")
-    locked = pinned(fresh(spec))
+    assert text.startswith("# Written by 'trainyard lock'. Do not edit.\n# checksum: ")
+    assert "://" not in text and "127.0.0.1" not in text and "url =" not in text
+    assert locked(spec).framework == TARGET.locked().framework
+    requirements = pinned(fresh(spec))
     own = {canonicalize_name(Requirement(one).name) for one in model.requirements_of(spec)} - set(
         pinned(TARGET, "framework")
     )
-    assert locked.items() <= (pinned(TARGET) | {"einops": "0.8.0"}).items()
-    assert own | {"einops"} == set(locked)
-    digest = hashlib.sha256(index.files["einops-0.8.0-py3-none-any.whl"]).hexdigest()
-    size = len(index.files["einops-0.8.0-py3-none-any.whl"])
-    assert f"einops==0.8.0 \\\n    --hash=sha256:{digest}  # {size} bytes, added\n" in text
+    assert requirements.items() <= (pinned(TARGET) | {"einops": "0.8.0"}).items()
+    assert own | {"einops"} == set(requirements)
+    einops = file_of(index, "einops-0.8.0-py3-none-any.whl")
+    assert Pin("einops", "0.8.0", (einops,), "added") in locked(spec).pins
+    assert f'{{ path = "{einops.name}", size = {einops.size}, hashes = {{ sha256 = "{einops.sha256}" }} }}' in text
     assert is_current(spec)
     assert not relock(spec)
 
@@ -118,28 +125,28 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageInd
     known: dict[Path, Lock] = {}
     real = pylock.read
 
-    def read(folder: Path, command: str) -> Lock | locks.Unreadable:
-        return known[folder] if folder in known else real(folder, command)
+    def read(lock_file: Path, command: str) -> Lock | Unreadable:
+        return known[lock_file] if lock_file in known else real(lock_file, command)
 
-    def locked(target: str = "tf-cpu", **other: str) -> None:
-        spec, pins = model.load(target, "amd64"), []
+    def lock(target: str = "tf-cpu", **other: str) -> None:
+        spec = model.load(target, "amd64")
+        content, pins = spec.usable_lock, [*spec.locked().framework]
+        assert content
         for name, version in (pinned(spec) | other).items():
-            file, data = wheel(name, version)
-            index.add((file, data))
-            pins.append(Pin(name, version, (hashlib.sha256(data).hexdigest(),), len(data)))
-        content = real(spec.folder, "")
-        assert isinstance(content, Lock)
-        requirements = "".join(pin.text() for pin in pins)
-        known[spec.folder] = Lock({**content.sections, Section("amd64", "requirements"): requirements})
+            served = wheel(name, version)
+            index.add(served)
+            pins.append(Pin(name, version, (file_of(index, served[0]),)))
+        default = {**content.indexes[DEFAULT], "amd64": locks.locked(*pins)}
+        known[spec.lock_file] = replace(content, indexes={DEFAULT: default})
 
     monkeypatch.setattr(pylock, "read", read)
-    locked()
-    return locked
+    lock()
+    return lock
 
 
 def marked(spec: Spec) -> set[str]:
     """Names of the packages that are marked as added to those of the target."""
-    return {pin.name for pin in parse(sections(spec)["requirements"]) if pin.added}
+    return {pin.name for pin in locked(spec).pins if pin.added}
 
 
 @pytest.mark.parametrize(
@@ -156,23 +163,22 @@ def marked(spec: Spec) -> set[str]:
 def test_what_the_target_lacks_is_marked(
     write: Write, index: PackageIndex, catalogue: Catalogue, lines: str, expected: set[str]
 ) -> None:
-    """A package of the target in another version is another wheel; one of its framework is in no other section."""
+    """A package of the target in another version is another wheel; one of its framework is in the image once."""
     spec = write(lines)
     relock(spec)
     assert marked(spec) == expected
-    pins = parse(sections(spec)["requirements"])
-    files = {hashlib.sha256(data).hexdigest(): len(data) for data in index.files.values()}
-    assert {pin.name: pin.size for pin in pins} == {pin.name: files[pin.hashes[0]] for pin in pins}
+    pins = locked(spec).requirements
+    assert {pin.files for pin in pins} == {(file_of(index, pin.files[0].name),) for pin in pins}
+    assert len({pin.name for pin in locked(spec).pins}) == len(locked(spec).pins)
 
 
 def test_what_a_repository_adds_changes_no_other_entry(write: Write, catalogue: Catalogue) -> None:
     spec = write("\n")
     relock(spec)
-    before = sections(spec)["requirements"]
+    before = locked(spec).pins
     relock(write("einops\n"))
-    pins = parse(sections(spec)["requirements"])
-    assert "".join(pin.text() for pin in pins if not pin.added) == before
-    assert [pin.name for pin in pins if pin.added] == ["einops"]
+    assert tuple(pin for pin in locked(spec).pins if not pin.added) == before
+    assert marked(spec) == {"einops"}
 
 
 @pytest.mark.parametrize("sizes", [True, False])
@@ -186,8 +192,7 @@ def test_relocking_without_changes_leaves_the_file_alone(write: Write, catalogue
         relock(spec)
         path = spec.lock_file
         before = (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
-        assert ", added\n" in path.read_text(encoding="utf-8")
-        (inhouse,) = (pin for pin in parse(sections(spec)["requirements"]) if pin.name == "inhouse")
+        (inhouse,) = (pin for pin in locked(spec).requirements if pin.name == "inhouse")
         assert (inhouse.size > 0, inhouse.added) == (sizes, True)
         assert not relock(spec)
         assert not relock(spec, check=True)
@@ -229,7 +234,7 @@ def test_versions_are_kept_until_they_are_upgraded(write: Write, index: PackageI
     index.add(wheel("einops", "0.9.0"), wheel("tqdm", "5.0"))
     spec = write("einops\ntqdm\nkeras-things\n")
     assert not is_current(spec)
-    with pytest.raises(StepFailed, match=r"trainyard\.lock needs to be updated, but '--check' was provided"):
+    with pytest.raises(StepFailed, match=r"pylock\.trainyard\.toml needs to be updated, but '--check' was provided"):
         relock(spec, check=True)
     relock(spec)
     assert (versions(spec)["einops"], versions(spec)["tqdm"]) == ("0.8.0", "4.0")
@@ -244,7 +249,7 @@ def test_only_packages_outside_the_framework_are_upgraded_by_name(write: Write) 
     relock(spec)
     with pytest.raises(UserError, match=r"'keras' is part of the framework of tf-cpu"):
         relock(spec, upgrade_packages=["keras"])
-    with pytest.raises(UserError, match=r"trainyard\.lock: no package 'einop' \(did you mean 'einops'\?\)"):
+    with pytest.raises(UserError, match=r"pylock\.trainyard\.toml: no package 'einop' \(did you mean 'einops'\?\)"):
         relock(spec, upgrade_packages=["einop"])
 
 
@@ -263,17 +268,17 @@ def jax(write: Write, index: PackageIndex) -> Write:
 
 
 @pytest.mark.parametrize(
-    ("requirements", "locked"),
+    ("requirements", "version"),
     [("setuptools>=60", "81.0.0"), ("setuptools\ntensorboard==2.21.0", "84.2.1")],
 )
 def test_a_version_that_breaks_another_package_is_not_taken(
-    jax: Write, requirements: str, locked: str, capsys: pytest.CaptureFixture[str]
+    jax: Write, requirements: str, version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command of tensorboard 2.20 imports what setuptools 82 removed, and asks for any setuptools."""
     spec = jax(requirements)
     relock(spec)
     relock(spec, upgrade_packages=["setuptools"])
-    assert versions(spec)["setuptools"] == locked
+    assert versions(spec)["setuptools"] == version
     assert "WARNING" not in capsys.readouterr().err
 
 
@@ -362,43 +367,50 @@ def test_a_project_for_another_python_is_refused(write: Write, allowed: str, bas
 
 
 @pytest.fixture
-def other_bases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The Python and the platform that the framework was resolved for."""
-    found: list[tuple[str, str]] = []
+def other_bases(write: Write, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The Python that the framework was resolved for; ``index`` is that of the machine, as a target has no other."""
+    Path("uv.toml").rename(os.environ["UV_CONFIG_FILE"])
+    found: list[str] = []
+    resolved = resolver.Project.packages
 
-    resolved = resolver.Project.entries
+    def packages(project: resolver.Project, *, alone: bool = False) -> list[Package]:
+        if project.lines == TARGET.packages:
+            found.append(project.python)
+        return resolved(project, alone=alone)
 
-    def entries(project: resolver.Project) -> dict[str, str]:
-        if project.lines != TARGET.packages:
-            return resolved(project)
-        found.append((project.python, project.platform))
-        return dict(resolver.entries(TARGET.locked().text("framework")))
-
-    monkeypatch.setattr(resolver.Project, "entries", entries)
+    monkeypatch.setattr(resolver.Project, "packages", packages)
     return found
 
 
 def test_another_base_has_the_framework_of_the_target_for_its_python(
-    write: Write, other_bases: list[tuple[str, str]]
+    write: Write, index: PackageIndex, other_bases: list[str]
 ) -> None:
+    """And for its C library, which is older than that of the target's base."""
+    stem = "tensorflow_cpu-2.21.0"
+    for tag in ("cp311-cp311-manylinux_2_36_x86_64", "cp311-cp311-manylinux_2_37_x86_64"):
+        index.add(wheel("tensorflow-cpu", "2.21.0", tag=tag))
+    index.add(wheel("tensorflow-cpu", "2.21.0", tag="cp313-cp313-manylinux_2_36_x86_64"))
+    del index.files[f"{stem}-py3-none-any.whl"]
     spec = write(more="base: debian-12\n")
     assert (spec.base, spec.python_version) == ("debian-12", "3.11")
     relock(spec)
-    assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
-    assert "# base: docker.io/library/debian:12-slim" in spec.lock_file.read_text(encoding="utf-8")
+    assert other_bases == ["3.11"]
+    (framework,) = (pin for pin in locked(spec).framework if pin.name == "tensorflow-cpu")
+    assert framework.files == (file_of(index, f"{stem}-cp311-cp311-manylinux_2_36_x86_64.whl"),)
+    assert origin(spec).base.startswith("docker.io/library/debian:12-slim@")
     assert is_current(spec)
     assert not relock(spec) and len(other_bases) == 1, "it is kept"
     repository_lock.check_tool(fresh(spec))
 
 
 def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
-    write: Write, other_bases: list[tuple[str, str]]
+    write: Write, other_bases: list[str]
 ) -> None:
     relock(write())
     spec = write(more="base: debian-12\n")
     assert not is_current(spec)
     relock(spec)
-    assert other_bases == [("3.11", "x86_64-manylinux_2_36")]
+    assert other_bases == ["3.11"]
     spec = write()  # as if the target had moved to another base
     words = "was locked on docker.io/library/debian:12-slim, and tf-cpu is on base debian-13 now: run 'trainyard lock "
     with pytest.raises(UserError, match=re.escape(words)):
@@ -457,10 +469,8 @@ def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, m
     before = origin(spec)
     monkeypatch.setattr(package, "__version__", "9.9.9")
     monkeypatch.setattr(repository_lock, "contents", lambda _: "5e6f7a8b")
-    message = (
-        rf"^trainyard\.lock: written by Trainyard {before.version} \({before.contents}\), this is 9\.9\.9 \(5e6f7a8b\)"
-    )
-    with pytest.raises(UserError, match=message):
+    written, here = rf"{before.version} \({before.contents}\)", r"9\.9\.9 \(5e6f7a8b\)"
+    with pytest.raises(UserError, match=rf"^pylock\.trainyard\.toml: written by Trainyard {written}, this is {here}"):
         repository_lock.check_tool(fresh(spec))
     relock(write("tqdm\n"))
     assert origin(spec).contents == before.contents
@@ -501,15 +511,26 @@ def test_the_hash_of_contents_changes_with_what_reaches_an_image(
         monkeypatch.chdir(spec.folder)
 
 
+def with_checksum(text: str) -> str:
+    """Return a lock whose tables were changed with the checksum of what they are now."""
+    return pylock.with_checksum(text.partition("\n\n")[2])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("einops==0.8.0", "einops==0.7.0"), "changed since 'trainyard lock' wrote it"),
-        (lambda text: text.replace("# inputs", "<<<<<<< HEAD\n# inputs"), "5: conflicts of a merge: take one side"),
-        (lambda text: text.replace("# target: tf-cpu\n", ""), "no '# target:' line, so not a lock"),
-        (lambda text: "", "no '# trainyard:' line, so not a lock"),
+        (lambda text: text.replace('version = "0.8.0"', 'version = "0.7.0"'), "changed since 'trainyard lock' wrote"),
+        (lambda text: text.replace("lock-version", "<<<<<<< HEAD\nlock-version"), "4: conflicts of a merge: take one"),
+        (lambda text: text.partition("\n\n")[2], "no '# checksum:' line, so not a lock"),
+        (lambda _: "", "no '# checksum:' line, so not a lock"),
+        (lambda text: with_checksum(text.replace('"1.0"', '"2.0"', 1)), "written by another version of Trainyard"),
+        (lambda text: with_checksum(text.replace("[tool.trainyard.origin]", "[tool.trainyard.origin]\nshape = 1")),
+         "written by another version of Trainyard"),
+        (lambda text: with_checksum(text.replace("added = true", "shiny = true")), "written by another version of"),
+        (lambda text: with_checksum(text.replace('requires-python = "==', 'requires-python = ">=')),
+         "written by another version of Trainyard"),
     ],
-)
+)  # fmt: skip
 def test_a_lock_that_was_not_written_by_the_tool_is_one_line(
     write: Write, change: Callable[[str], str], message: str
 ) -> None:
@@ -520,6 +541,7 @@ def test_a_lock_that_was_not_written_by_the_tool_is_one_line(
     with pytest.raises(UserError) as error:
         fresh(spec).locked()
     assert message in str(error.value) and "run 'trainyard lock'" in str(error.value)
+    assert "\n" not in str(error.value)
     relock(spec)
     assert spec.lock_file.read_text(encoding="utf-8") == written
 
@@ -527,20 +549,28 @@ def test_a_lock_that_was_not_written_by_the_tool_is_one_line(
 def test_a_missing_lock_says_what_to_run(write: Write) -> None:
     spec = write()
     assert not is_current(spec)
-    with pytest.raises(UserError, match=r"^trainyard\.lock is missing: run 'trainyard lock'$"):
+    with pytest.raises(UserError, match=r"^pylock\.trainyard\.toml is missing: run 'trainyard lock'$"):
         spec.locked()
 
 
-def test_sections_survive_writing_and_reading(write: Write) -> None:
+def test_everything_survives_writing_and_reading(write: Write) -> None:
+    """With another index, whose lock is a file of its own, which goes when that is not locked any more."""
     spec = write()
     relock(spec)
     content = fresh(spec).usable_lock
     assert content
-    more = {Section("amd64", "compiled"): "", Section("amd64", "build-requires"): ""}
-    more |= {Section("amd64", kind, "other-index"): "" for kind in ("framework", "requirements")}
-    locks.write(spec.lock_file, changed := dataclasses.replace(content, sections={**content.sections, **more}))
+    roles: list[Role] = ["compiled", "build", "added"]
+    more = [locks.pin(f"a-{number}==1.{number}", role, 7, ["ab" * 32]) for number, role in enumerate(roles)]
+    more += [replace(locks.pin("made==1", "added"), made=Made("0" * 12, "c" * 40))]
+    of_index = {name: {"amd64": locks.locked(*locked(spec).pins, *more)} for name in (DEFAULT, "pytorch-cpu")}
+    changed = replace(content, indexes=of_index)
+    names = ["pylock.trainyard.toml", "pylock.trainyard-pytorch-cpu.toml"]
+    assert [path.name for path in pylock.write(spec.lock_file, changed)] == names
     assert fresh(spec).lock == changed
-    assert changed.indexes("amd64") == ["default", "other-index"]
+    assert changed.names("amd64") == [DEFAULT, "pytorch-cpu"]
+    pylock.write(spec.lock_file, content)
+    assert [path.name for path in spec.folder.glob("pylock*")] == names[:1]
+    assert fresh(spec).lock == content
 
 
 @pytest.mark.parametrize("kind", ["variables", "address", "netrc"])
@@ -575,7 +605,7 @@ def test_a_private_index_gets_its_credentials_and_nothing_that_is_written_has_th
         (tmp_path / "build.toml").write_text(configuration)
         (tmp_path / "build-netrc").write_text(netrc)
         (tmp_path / "one.lock").write_text(
-            "".join(text for name, text in resolver.entries(sections(spec)["requirements"]) if name == "inhouse")
+            next(pin.requirement() for pin in locked(spec).pins if pin.name == "inhouse")
         )
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_INDEX")}
@@ -629,9 +659,9 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     relock(spec)
     folder = spec.build_folder / "wheels"
     (made,) = folder.glob("*.whl")
-    digest = hashlib.sha256(made.read_bytes()).hexdigest()
-    entry = f"tool==1 \\\n    --hash=sha256:{digest}  # {made.stat().st_size} bytes, added\n"
-    assert entry in sections(spec)["requirements"]
+    (pin,) = (pin for pin in locked(spec).requirements if pin.name == "tool")
+    assert pin.files == (File(made.name, hashlib.sha256(made.read_bytes()).hexdigest(), made.stat().st_size),)
+    assert (pin.version, pin.role) == ("1", "added") and pin.made and not pin.made.commit
     assert versions(spec)["tqdm"] == "4.0"
     made.unlink()
     (folder / "stale-1-py3-none-any.whl").touch()
@@ -641,7 +671,7 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
     (tool / "tool.py").write_text("x = 2\n")
     assert not is_current(spec)
     made.unlink()
-    with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what trainyard\.lock pins"):
+    with pytest.raises(UserError, match=r"^requirements\.txt:1: \./libs/tool: not what pylock\.trainyard\.toml pins"):
         workspaces.ensure_wheels(fresh(spec), folder)
 
 
@@ -670,7 +700,7 @@ def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
     relock(spec)
     assert versions(spec)["tool"] == versions(spec)["inner"] == "1" and versions(spec)["tqdm"] == "4.0"
     commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert f"# inner: commit {commit} (" in sections(spec)["requirements"]
+    assert [pin.made.commit for pin in locked(spec).pins if pin.made] == [commit, ""]
     assert is_current(spec)
     folder = spec.build_folder / "wheels"
     for made in folder.iterdir():
@@ -706,7 +736,7 @@ def test_what_is_compiled_is_locked_by_the_hash_of_its_source_distribution_and_n
     index.add(wheel("setuptools", "80.9.0"))
     spec = write("fast>=1\n", "build: {packages: [g++], sources: ['fast>=1']}\n")
     relock(spec)
-    assert sections(spec)["compiled"] == f"fast==2.0 \\\n    --hash=sha256:{hashlib.sha256(body).hexdigest()}\n"
+    assert locked(spec).compiled == [Pin("fast", "2.0", (file_of(index, name),), "compiled")]
     requirements = pinned(fresh(spec))
     assert "fast" not in requirements
     assert ("tqdm" in requirements) == requires
@@ -756,7 +786,8 @@ def test_no_build_backend_of_an_index_runs_and_its_source_distribution_says_what
     relock(spec)
     assert not (tmp_path / "ran").exists()
     assert versions(spec)["slow"] == "2.0"
-    assert hashlib.sha256(body).hexdigest() in sections(spec)["requirements"]
+    slow = next(pin for pin in locked(spec).requirements if pin.name == "slow")
+    assert slow.hashes == (hashlib.sha256(body).hexdigest(),)
     assert {"tqdm", "einops"} & set(versions(spec)) == requires
     assert ("slow 2.0 does not say what it needs: list that in the requirements" in capsys.readouterr().err) == warned
 
@@ -827,7 +858,7 @@ def test_a_hash_that_is_pinned_later_is_compared_too(write: Write, index: Packag
 
 
 def test_hashes_of_the_framework_are_compared_with_those_of_the_target(write: Write, index: PackageIndex) -> None:
-    numpy = next(pin for pin in parse(TARGET.locked().text("framework")) if pin.name == "numpy")
+    numpy = next(pin for pin in TARGET.locked().framework if pin.name == "numpy")
     line = f"numpy=={numpy.version} --hash=sha256:"
     relock(write(f"{line}{'cd' * 32} --hash=sha256:{numpy.hashes[0]}\n"))
     relock(write(f"numpy=={numpy.version} ; sys_platform == 'darwin' --hash=sha256:{'cd' * 32}\n"))
@@ -899,8 +930,13 @@ def compile_fast(index: PackageIndex, *requires: str, backend: str = "setuptools
 FAST = "build: {packages: [g++], sources: [fast]}\n"
 
 
+def tools_of_build(spec: Spec) -> dict[str, str]:
+    """Return canonical name -> version of what a source distribution is compiled with, besides the image."""
+    return pinned(fresh(spec), "build")
+
+
 @pytest.mark.parametrize(
-    ("requires", "locked"),
+    ("requires", "tools_locked"),
     [
         (("setuptools", "cython<3.1"), {"cython": "3.0", "setuptools": "80.9.0", "wheel": "0.48.0"}),
         (("setuptools>=81", "numpy>=2"), {"setuptools": "81.0.0"}),
@@ -909,18 +945,19 @@ FAST = "build: {packages: [g++], sources: [fast]}\n"
     ],
 )
 def test_what_a_source_distribution_is_built_with_is_locked_apart_from_the_image(
-    write: Write, index: PackageIndex, requires: tuple[str, ...], locked: dict[str, str]
+    write: Write, index: PackageIndex, requires: tuple[str, ...], tools_locked: dict[str, str]
 ) -> None:
     """setuptools is that of images/uv.lock unless another one is asked for; what the image has is not locked again."""
     tools(index)
     compile_fast(index, *requires)
     spec = write("tqdm\n", FAST)
     relock(spec)
-    text = sections(spec)["build-requires"]
-    assert resolver.versions(text) == locked
-    assert text.count("--hash=sha256:") >= len(locked)
+    assert is_current(spec) and not relock(spec, check=True)
+    assert tools_of_build(spec) == tools_locked
+    assert all(pin.files for pin in locked(spec).build_requires)
     assert not {"cython", "cmake", "ninja", "scikit-build-core"} & set(versions(spec))
     assert versions(spec)["setuptools"] == "81.0.0"
+    text = "".join(f"{pin.requirement()}\n" for pin in locked(spec).build_requires)
     assert f"\n[build-requires]\n{text}[compiled]\n" in dockerfile.dockerfile(fresh(spec))
 
 
@@ -931,7 +968,7 @@ def test_a_source_distribution_without_a_build_system_is_built_with_setuptools_a
     index.add(source_distribution("fast", "2.0", pkg_info("2.2")))
     spec = write("tqdm\n", FAST)
     relock(spec)
-    assert resolver.versions(sections(spec)["build-requires"]) == {"setuptools": "80.9.0", "wheel": "0.48.0"}
+    assert tools_of_build(spec) == {"setuptools": "80.9.0", "wheel": "0.48.0"}
 
 
 def test_what_setup_py_needs_and_does_not_declare_is_locked_and_kept(write: Write, index: PackageIndex) -> None:
@@ -942,16 +979,16 @@ def test_what_setup_py_needs_and_does_not_declare_is_locked_and_kept(write: Writ
     spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja<1.12]}\n")
     assert not is_current(spec)
     relock(spec)
-    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.11"
+    assert tools_of_build(spec)["ninja"] == "1.11"
     spec = write("tqdm\n", "build: {sources: [fast], requires: [ninja]}\n")
     relock(spec)
-    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.11"
+    assert tools_of_build(spec)["ninja"] == "1.11"
     dockerfile.write(dockerfile.rendered(fresh(spec)))
     before = content_hash(spec)
     relock(spec, upgrade_packages=["ninja"])
     dockerfile.write(dockerfile.rendered(fresh(spec)))
     assert content_hash(spec) != before
-    assert resolver.versions(sections(spec)["build-requires"])["ninja"] == "1.12"
+    assert tools_of_build(spec)["ninja"] == "1.12"
 
 
 def test_an_extension_is_built_with_the_images_numpy_whatever_it_asks_for(
@@ -961,7 +998,7 @@ def test_an_extension_is_built_with_the_images_numpy_whatever_it_asks_for(
     compile_fast(index, "setuptools", "numpy==1.26.*")
     spec = write("tqdm\n", FAST)
     relock(spec)
-    assert "numpy" not in resolver.versions(sections(spec)["build-requires"])
+    assert "numpy" not in tools_of_build(spec)
     said = "trainyard.yaml:4: fast 2.0 asks for numpy==1.26.* to be built, and is built with 2.4.6 of the image"
     assert said in capsys.readouterr().err
 
@@ -1018,8 +1055,8 @@ def test_the_command_writes_and_reports_the_lock(write: Write, trainyard: Callab
     subprocess.run(["git", "init", "--quiet"], check=True)
     Path("train.py").touch()
     status, out, err = trainyard("lock", "--json")
-    assert (status, out) == (0, '{\n  "written": [\n    "trainyard.lock"\n  ]\n}\n')
-    assert "trainyard.lock: " in err
+    assert (status, out) == (0, '{\n  "written": [\n    "pylock.trainyard.toml"\n  ]\n}\n')
+    assert "pylock.trainyard.toml: " in err
     assert trainyard("lock", "--check")[0] == 0
     write("einops\ntqdm\n")
     status, out, err = trainyard("lock", "--check")

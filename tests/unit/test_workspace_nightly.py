@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +19,8 @@ from trainyard.image import base_contents, dockerfile, planning, repository_lock
 from trainyard.image.plan import Plan
 from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, ProbeResult
-from trainyard.spec import lock as locks
-from trainyard.spec import model
-from trainyard.spec.lock import Lock, Section
+from trainyard.spec import model, pylock
+from trainyard.spec.lock import DEFAULT, Lock
 from trainyard.spec.model import RepositorySpec, Spec
 
 DIGEST, NEWER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
@@ -125,7 +123,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
 
 
 def locked(spec: Spec) -> dict[str, str]:
-    """What trainyard.lock adds to the base."""
+    """What pylock.trainyard.toml adds to the base."""
     return pinned(fresh(spec))
 
 
@@ -146,7 +144,9 @@ def test_the_lock_records_the_base_and_what_the_base_lacks(write: Write, registr
     assert not spec.version_known
     assert relock(spec)
     lock = content(spec)
-    assert {section.kind for section in lock.sections} == {"base", "requirements"}
+    assert list(lock.indexes) == [DEFAULT] and lock.python == "3.12"
+    own = lock.indexes[DEFAULT]["amd64"]
+    assert own.base and not own.framework and not own.compiled
     assert lock.origin and lock.origin.base == f"{model.bases()['xla-nightly'].image}@{DIGEST}" == registry.inspected[0]
 
     spec = repository()
@@ -345,18 +345,16 @@ def test_a_repository_that_changes_its_target_changes_the_record_of_its_base(wri
 def test_a_record_that_is_damaged_is_one_line(write: Write) -> None:
     spec = write()
     relock(spec)
-    lock = content(spec)
-    section = Section("amd64", "base")
-    about = json.loads(lock.sections[section])
-    del about["packages"]["torch"], about["site"]
-    damaged = {**lock.sections, section: json.dumps(about) + "\n"}
-    locks.write(spec.lock_file, dataclasses.replace(lock, sections=damaged))
-    with pytest.raises(UserError, match=r"^trainyard\.lock: written by another version of Trainyard"):
+    written = spec.lock_file.read_text(encoding="utf-8")
+    damaged = re.sub(r'(?m)^(torch|site) = ".*\n', "", written)
+    assert damaged.count("\n") == written.count("\n") - 2
+    spec.lock_file.write_text(pylock.with_checksum(damaged.partition("\n\n")[2]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"^pylock\.trainyard\.toml: written by another version of Trainyard"):
         repository().locked()
-    spec.lock_file.write_text(lock.text().replace('"2.4.0"', '"2.3.0"'), encoding="utf-8")
+    spec.lock_file.write_text(written.replace('"2.4.0"', '"2.3.0"'), encoding="utf-8")
     unlocked = repository()
     assert not unlocked.version_known, "reported by what reads the lock"
-    with pytest.raises(UserError, match=r"^trainyard\.lock: changed since 'trainyard lock' wrote it"):
+    with pytest.raises(UserError, match=r"^pylock\.trainyard\.toml: changed since 'trainyard lock' wrote it"):
         unlocked.locked()
 
 

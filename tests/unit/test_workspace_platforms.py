@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build_backends, dockerfile, planning, repository_lock
-from trainyard.spec import architectures, model, workspace
-from trainyard.spec import lock as locks
+from trainyard.spec import architectures, model, pylock, workspace
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
-from trainyard.spec.lock import Lock, Section, parse
+from trainyard.spec.lock import DEFAULT, Lock, Locked
 from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import requirements
 
@@ -77,8 +76,9 @@ def on(architecture: Architecture) -> RepositorySpec:
     return repository().on(architecture.name)
 
 
-def sections(architecture: Architecture = AMD64) -> Mapping[str, str]:
-    return on(architecture).locked().texts
+def locked(architecture: Architecture = AMD64) -> Locked:
+    """What the lock has for a platform."""
+    return on(architecture).locked()
 
 
 def content() -> Lock:
@@ -94,8 +94,7 @@ def versions(name: str) -> list[str | None]:
 
 
 def hashes(name: str, architecture: Architecture) -> list[str]:
-    pins = parse(sections(architecture)["requirements"])
-    return [digest for pin in pins if pin.name == name for digest in pin.hashes]
+    return [digest for pin in locked(architecture).requirements if pin.name == name for digest in pin.hashes]
 
 
 # --- trainyard.yaml --------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def test_a_repository_for_arm64_alone_is_for_that_on_every_host(write: Write) ->
     spec = write(more="platforms: [linux/arm64]\n")
     assert spec.arch == "arm64"
     relock(spec)
-    assert {section.arch for section in content().sections} == {"arm64"}
+    assert set(content().indexes[DEFAULT]) == {"arm64"}
     assert is_current(spec)
 
 
@@ -155,7 +154,7 @@ def test_the_schema_has_the_platforms_as_choices() -> None:
     assert found["items"]["enum"] == ["linux/amd64", "linux/arm64"] and found["uniqueItems"]
 
 
-# --- trainyard.lock --------------------------------------------------------------------------------------------------
+# --- pylock.trainyard.toml -------------------------------------------------------------------------------------------
 
 
 def test_a_lock_has_the_files_of_each_platform(write: Write, index: PackageIndex) -> None:
@@ -165,17 +164,17 @@ def test_a_lock_has_the_files_of_each_platform(write: Write, index: PackageIndex
         assert hashes("fast", one) == [digest[f"fast-1.0-cp313-cp313-manylinux_2_17_{one.machine}.whl"]]
         assert hashes("einops", one) == [digest["einops-0.8.0-py3-none-any.whl"]]
     for one in (AMD64, ARM64):
-        assert sections(one)["framework"] == model.load("tf-cpu", one.name).locked().text("framework")
+        assert locked(one).framework == model.load("tf-cpu", one.name).locked().framework
 
 
-def test_the_sections_of_amd64_are_the_same_with_another_platform(write: Write) -> None:
+def test_what_amd64_has_is_the_same_with_another_platform(write: Write) -> None:
     spec = write("fast\neinops\n", "")
     relock(spec)
     alone = spec.lock_file.read_bytes()
-    assert {str(section) for section in content().sections} == {"amd64.framework", "amd64.requirements"}
-    before = sections()
+    assert set(content().indexes[DEFAULT]) == {"amd64"} and b"marker" not in alone and b"aarch64" not in alone
+    before = locked()
     relock(write("fast\neinops\n"))
-    assert sections() == before and sections(ARM64)
+    assert locked() == before and locked(ARM64).pins
     relock(write("fast\neinops\n", "platforms: [linux/amd64]\n"))
     assert spec.lock_file.read_bytes() == alone
 
@@ -187,7 +186,7 @@ def test_a_lock_for_other_platforms_is_out_of_date(
     spec = write()
     assert not is_current(spec)
     status, _, err = trainyard("lock", "--check")
-    assert status == 1 and err.count("\n") == 1 and "trainyard.lock needs to be updated" in err
+    assert status == 1 and err.count("\n") == 1 and "pylock.trainyard.toml needs to be updated" in err
     status, _, err = trainyard("lock")
     assert status == 0 and "packages for linux/amd64, " in err and "packages for linux/arm64" in err
     assert is_current(spec) and not relock(spec, check=True)
@@ -197,26 +196,57 @@ def test_a_lock_for_other_platforms_is_out_of_date(
 def test_a_lock_without_a_platform_says_what_to_run(write: Write) -> None:
     relock(write(more=""))
     write()
-    with pytest.raises(UserError, match=r"^trainyard\.lock: nothing for linux/arm64: run '.*trainyard lock'"):
+    with pytest.raises(UserError, match=r"^pylock\.trainyard\.toml: nothing for linux/arm64: run '.*trainyard lock'"):
         on(ARM64).locked()
 
 
 def test_a_lock_of_which_a_part_of_a_platform_is_missing_is_refused(write: Write) -> None:
     spec = write()
     relock(spec)
-    kept = {key: text for key, text in content().sections.items() if key != Section("arm64", "requirements")}
-    locks.write(spec.lock_file, dataclasses.replace(content(), sections=kept))
-    with pytest.raises(UserError, match=r"^trainyard\.lock: written by another version of Trainyard"):
+    indexes = {DEFAULT: {**content().indexes[DEFAULT], "arm64": Locked()}}
+    pylock.write(spec.lock_file, replace(content(), indexes=indexes))
+    with pytest.raises(UserError, match=r"^pylock\.trainyard\.toml: written by another version of Trainyard"):
         on(AMD64).locked()
 
 
-def test_versions_are_those_of_the_first_platform_where_the_other_has_them(write: Write, index: PackageIndex) -> None:
+def test_versions_are_those_that_all_platforms_have(write: Write, index: PackageIndex) -> None:
+    """Also where each platform has a newer one than the other."""
     index.add(*binary("fast", "2.0", AMD64), *binary("other", "1.0", AMD64, ARM64), *binary("other", "2.0", ARM64))
     spec = write("fast\nother\n")
     relock(spec)
-    assert versions("fast") == ["2.0", "1.0"], "there is no 2.0 for arm64"
+    assert versions("fast") == ["1.0", "1.0"], "there is no 2.0 for arm64"
     assert versions("other") == ["1.0", "1.0"], "there is no 2.0 for amd64"
     assert not relock(spec)
+
+
+def test_versions_differ_where_no_version_has_a_file_for_all_platforms(write: Write, index: PackageIndex) -> None:
+    index.add(*binary("only", "1.0", AMD64), *binary("only", "2.0", ARM64))
+    spec = write("only\n")
+    relock(spec)
+    assert versions("only") == ["1.0", "2.0"] and not relock(spec)
+
+
+@pytest.mark.parametrize(
+    ("required", "subject"), [("only", "requirements.txt:2: only"), ("uses", "trainyard.yaml: the requirements")]
+)
+def test_a_package_without_a_file_for_a_platform_is_named_with_the_line_and_the_platform(
+    write: Write, index: PackageIndex, required: str, subject: str
+) -> None:
+    index.add(*binary("only", "1.0", AMD64), wheel("uses", "1", ("only",)))
+    with pytest.raises(UserError) as error:
+        relock(write(f"tqdm\n{required}\n"))
+    reason = "only 1.0 has no wheel for linux/arm64 and Python 3.13 of debian-13"
+    assert str(error.value) == f"{subject} cannot be installed: {reason}"
+
+
+def test_versions_differ_where_the_requirements_say_so(write: Write, index: PackageIndex) -> None:
+    index.add(wheel("tqdm", "5.0"))
+    spec = write("tqdm>=5 ; platform_machine == 'aarch64'\ntqdm<5 ; platform_machine == 'x86_64'\n")
+    relock(spec)
+    assert versions("tqdm") == ["4.0", "5.0"]
+    assert is_current(spec) and not relock(spec)
+    relock(write("tqdm>=5 ; platform_machine == 'aarch64'\ntqdm<5 ; platform_machine == 'x86_64'\neinops\n"))
+    assert versions("tqdm") == ["4.0", "5.0"]
 
 
 def test_an_upgrade_is_the_same_version_on_all_platforms(write: Write, index: PackageIndex) -> None:
@@ -277,7 +307,7 @@ def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, mo
     with pytest.raises(UserError, match=r"would make another image: run 'trainyard lock --upgrade'"):
         relock(spec)
     relock(spec, upgrade=True)
-    assert sections(ARM64)
+    assert locked(ARM64).pins
 
 
 def test_the_hash_of_contents_is_the_same_for_all_platforms(write: Write) -> None:
@@ -343,12 +373,13 @@ def test_what_is_compiled_is_locked_and_built_with_the_same_versions_on_all_plat
     write: Write, slow: PackageIndex
 ) -> None:
     relock(write(more=BOTH + COMPILE % ""))
-    assert sections()["compiled"] == sections(ARM64)["compiled"]
-    tools = [pinned(on(one), "build-requires") for one in (AMD64, ARM64)]
+    assert locked().compiled == locked(ARM64).compiled != []
+    tools = [pinned(on(one), "build") for one in (AMD64, ARM64)]
     assert tools == [{"ninja": "1.0"}] * 2, "there is no 2.0 for amd64"
     text = dockerfile.dockerfile(on(ARM64))
-    for name in ("compiled", "build-requires"):
-        assert f"\n[{name}]\n{sections(ARM64)[name]}" in text
+    for name, pins in (("compiled", locked(ARM64).compiled), ("build-requires", locked(ARM64).build_requires)):
+        lines = "".join(f"{pin.requirement()}\n" for pin in pins)
+        assert f"\n[{name}]\n{lines}" in text
 
 
 def test_it_is_compiled_on_the_platform_of_the_image(write: Write, slow: PackageIndex) -> None:
@@ -387,10 +418,18 @@ def test_it_is_compiled_in_the_build_base_only_if_that_is_of_the_platform(
 
 def test_what_no_platform_compiles_is_in_no_stage(write: Write, slow: PackageIndex) -> None:
     relock(write(more=BOTH + COMPILE % "; platform_machine == 'x86_64'"))
-    assert "compiled" in sections(AMD64) and "compiled" not in sections(ARM64)
+    assert locked(AMD64).compiled and not locked(ARM64).compiled
     assert " AS compiled\n" in dockerfile.dockerfile(on(AMD64))
     assert "compile" not in dockerfile.dockerfile(on(ARM64)).replace("compileall", "").split("AS about")[1]
     assert versions("slow") == ["1.0", None]
+
+
+def test_a_platform_that_compiles_nothing_needs_no_build_tools(write: Write, slow: PackageIndex) -> None:
+    """Of which there may be none for it."""
+    slow.files = {name: body for name, body in slow.files.items() if not name.startswith("ninja") or "x86_64" in name}
+    relock(write(more=BOTH + COMPILE % "; platform_machine == 'x86_64'"))
+    assert pinned(on(AMD64), "build") == {"ninja": "1.0"}
+    assert not locked(ARM64).build_requires
 
 
 # --- The image -------------------------------------------------------------------------------------------------------
@@ -414,5 +453,5 @@ def test_a_check_of_the_lock_fails_where_one_platform_differs(write: Write, inde
     spec = write()
     relock(spec)
     write("fast\ntqdm ; platform_machine == 'aarch64'\n")
-    with pytest.raises(StepFailed, match=r"trainyard\.lock needs to be updated"):
+    with pytest.raises(StepFailed, match=r"pylock\.trainyard\.toml needs to be updated"):
         relock(repository(), check=True)

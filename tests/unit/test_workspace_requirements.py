@@ -18,6 +18,7 @@ from tests.fakes.server import Listener
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec import model
+from trainyard.spec.lock import File, Made, Pin
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import indexes, requirements, wheels
 from trainyard.workspace.lines import Line, Source
@@ -294,7 +295,7 @@ def test_uv_sources_choose_an_index_a_path_or_a_repository_for_the_image(write: 
     )
     wanted = requirements.read(ws, "3.11")
     assert [line.text for line in wanted.lines] == ["torch", "other"]
-    assert wanted.index_of == {"torch": "company"}
+    assert wanted.index_of == {"torch": {"index": "company"}}
     assert [(one.name, one.location) for one in wanted.sources] == [
         ("inner", str(tmp_path / "repository/libs/inner")),
         ("tool", "git+https://host.example/tool@v1#subdirectory=python"),
@@ -454,8 +455,9 @@ def test_a_git_repository_is_built_at_its_revision_and_again_at_the_locked_commi
         [source(tmp_path, f"git+file://{repository}@v1", "tool")], tmp_path / "out", {}, workspaces.make
     )
     assert kept.sha256 == tagged.sha256 == first.sha256 != newest.sha256
-    found = wheels.NOTE.match(first.note)
-    assert found is not None and found["commit"] == first.commit and str(repository) not in first.note
+    file = File(first.file.name, first.sha256, first.file.stat().st_size)
+    made = Made(wheels.key(wanted), first.commit)
+    assert first.pin == Pin("tool", "1", (file,), "added", made) and str(repository) not in repr(first.pin)
 
 
 class GitServer(Listener):

@@ -13,7 +13,7 @@ GROUP = "build"
 
 @options.command(
     "Find the package that broke an image.",
-    "trainyard bisect HEAD~1            # trainyard.lock of that commit was good, that of the folder is bad",
+    "trainyard bisect HEAD~1            # pylock.trainyard.toml of that commit was good, that of the folder is bad",
     "trainyard bisect good.lock bad.lock",
     "trainyard bisect localhost:5000/ml/trainyard:mine-2.15.0-20261126-2f6d0e0c",
     "trainyard bisect main --command 'python tools/evaluate.py'",
@@ -63,7 +63,7 @@ def command(
 ) -> None:
     """Find the smallest set of packages that turns an image with those of GOOD into one that is as bad as BAD.
 
-    GOOD and BAD are each the path of a trainyard.lock, a commit of the repository, or an image, local or at a registry.
+    GOOD and BAD are each the path of a lock, a commit of the repository, or an image, local or at a registry.
     Without BAD it is the lock of TARGET. All else in the image is as it is now.
 
     Images with some packages of GOOD and the others of BAD are built and tested, where uv finds that they resolve. The

@@ -14,7 +14,7 @@ GROUP = "build"
 
 @options.command(
     "Resolve packages to hash-pinned locks.",
-    "trainyard lock                             # trainyard.lock of the repository that you are in",
+    "trainyard lock                             # pylock.trainyard.toml of the repository that you are in",
     "trainyard lock --upgrade-package einops    # the same, with the newest einops",
     "trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest",
     "trainyard lock xla        # the lock of a target, for every package index that answers",
@@ -44,15 +44,15 @@ def command(
 ) -> None:
     """Resolve TARGET's packages for its Python and platforms; write pylock.toml and Dockerfiles; commit them.
 
-    Without TARGET, trainyard.lock is written beside the trainyard.yaml of the repository that you are in. The versions
-    of a lock are kept until something needs another one.
+    Without TARGET, pylock.trainyard.toml is written beside the trainyard.yaml of the repository that you are in. The
+    versions of a lock are kept until something needs another one.
 
     If TARGET's base holds the framework, its tag is resolved to a digest and its packages are recorded. The packages
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
     from trainyard.common import console, errors
     from trainyard.image import build_backends, repository_lock, resolver, target_lock, tool_locks
-    from trainyard.spec import architectures, model
+    from trainyard.spec import architectures, model, pylock
     from trainyard.spec.model import relative
     from trainyard.workspace import check as workspace_check
 
@@ -72,10 +72,10 @@ def command(
         spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
         written = [] if spec.lock == before else [spec.lock_file]
     elif spec is not None:
-        contents = target_lock.resolve(spec, upgrade=upgrade, upgrade_packages=upgrade_package)
-        if check and target_lock.changed(spec, contents):
+        resolved = target_lock.resolve(spec, upgrade=upgrade, upgrade_packages=upgrade_package)
+        if check and pylock.changed(spec.lock_file, resolved):
             raise errors.StepFailed(f"{relative(spec.lock_file)} is out of date: run '{spec.command('lock')}'")
-        spec, written = target_lock.write(spec, contents)
+        spec, written = target_lock.write(spec, resolved)
     elif upgrade_package or check or (upgrade and target != "scripts"):
         raise errors.UserError(
             "--upgrade-package and --check are for the locks of images, --upgrade also for 'scripts'"

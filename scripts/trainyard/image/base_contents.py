@@ -142,8 +142,3 @@ def _requirements(contents: BaseContents, name: str) -> Iterator[str]:
     extras = {extra for text in contents.requires[name] for extra in re.findall(r"extra\s*==\s*['\"]([^'\"]+)", text)}
     yield from (f"Provides-Extra: {extra}" for extra in sorted(extras))
     yield from (f"Requires-Dist: {text}" for text in lines)
-
-
-def pins(contents: BaseContents) -> str:
-    """Return the packages of :func:`framework` as lines of a requirements file."""
-    return "".join(f"{name}=={version}\n" for name, version in framework(contents).items())

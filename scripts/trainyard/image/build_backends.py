@@ -264,10 +264,10 @@ class Backends:
         """Install wheels that a build requires for the container's Python; nothing of them runs."""
         platform = ARCHITECTURES[self._context.engine.architecture].wheel_platform(debian_bases()[self._base].glibc)
         wanted = resolver.Project(
-            "build-system", list(lines), self._python, self._context.offline, platform, indexes=indexes.of_machine()
+            "build-system", list(lines), self._python, self._context.offline, indexes=indexes.of_machine()
         )
         try:
-            wanted.install(folder)
+            wanted.install(folder, platform)
         except resolver.Failed as error:
             reason = one_line(" ".join(error.stderr.split()))[:400]
             raise StepFailed(f"{subject}: what it requires cannot be installed from wheels: {reason}") from None

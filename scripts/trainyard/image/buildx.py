@@ -64,7 +64,7 @@ _ENVIRONMENT = "in 'environment' under 'build:'"
 #: (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/); the headers that it includes are those of the image.
 _CUDA = (
     "it compiles CUDA code: extend a target with CUDA, and add nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm, of "
-    "the same version as nvidia-cuda-runtime in trainyard.lock, to 'requires' under 'build:'"
+    "the same version as nvidia-cuda-runtime in pylock.trainyard.toml, to 'requires' under 'build:'"
 )
 
 _NO_NETWORK = "its build uses a network, and gets none: require a release that has a wheel, or a wheel that you built"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from trainyard.spec import naming
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.framework import UNLOCKED
-from trainyard.spec.lock import DEFAULT, Locked, parse
+from trainyard.spec.lock import DEFAULT, Locked, Pin
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
 
 BAKE_FILE = IMAGES / "docker-bake.json"
@@ -163,9 +163,11 @@ def wheels(spec: Spec, index: str = DEFAULT) -> list[WheelLayer]:
     Raises:
         UserError: there is no lock that can be used.
     """
-    pins = [pin for section in spec.kind.layered for pin in parse(spec.locked(index).text(section))]
+    if not spec.kind.layered:
+        return []
+    locked = spec.locked(index)
     index_spec = spec.index_spec() if index != DEFAULT else None
-    return group(pins, index_spec.packages if index_spec else ())
+    return group([*locked.framework, *locked.requirements], index_spec.packages if index_spec else ())
 
 
 def variables(spec: Spec, index: str) -> dict[str, Any]:
@@ -175,9 +177,9 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         index: name of the package index that the framework comes from.
     """
     base = spec.base_spec()
-    locked = (spec.usable_lock and spec.usable_lock.of(spec.arch, index)) or Locked({})
+    locked = (spec.usable_lock and spec.usable_lock.of(spec.arch, index)) or Locked()
     # Markers may leave nothing to compile.
-    build = spec.workspace.document.build if "compiled" in locked.texts else None
+    build = spec.workspace.document.build if locked.compiled else None
     # Of a step that installs what a user adds: addresses and credentials of private indexes are secrets.
     mounts = "".join(
         f" --mount=type=secret,id={name},target=/run/secrets/{file}" for name, file in spec.secrets.items()
@@ -211,7 +213,9 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "workspace": isinstance(spec, RepositorySpec),
         "code": spec.has_code,
         "build": build,
-        "locked": locked,
+        "requirements": _lines_of(locked.requirements),
+        "compiled": _lines_of(locked.compiled),
+        "build_requires": _lines_of(locked.build_requires),
         "build_environment_lines": _lines({name: _quoted(value) for name, value in build.environment.items()})
         if build
         else "",
@@ -225,6 +229,11 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "version": _version(spec, UNLOCKED),
         "label_lines": _label_lines(spec),
     }
+
+
+def _lines_of(pins: Iterable[Pin]) -> str:
+    """Return pins as a requirements file."""
+    return "".join(f"{pin.requirement()}\n" for pin in pins)
 
 
 def dockerfile(spec: Spec, index: str = DEFAULT) -> str:
@@ -281,7 +290,7 @@ def _dockerfiles(specs: list[Spec]) -> dict[Path, str]:
 
 def locked_indexes(spec: Spec) -> list[str]:
     """Return the names of the package indexes that an image is locked for; the default one, if it never was."""
-    return (spec.usable_lock.indexes(spec.arch) if spec.usable_lock else []) or [DEFAULT]
+    return (spec.usable_lock.names(spec.arch) if spec.usable_lock else []) or [DEFAULT]
 
 
 def drift(only: Spec | None = None) -> list[Path]:

@@ -12,7 +12,9 @@ from trainyard.common import git, settings
 from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.recipe import DIGEST
+from trainyard.spec import pylock
 from trainyard.spec.catalog import debian_bases
+from trainyard.spec.lock import Lock
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME
 from trainyard.spec.repository_files import leads_out
@@ -96,18 +98,18 @@ def _files(folder: Path) -> list[Path]:
 def inputs(spec: Spec, index: str) -> dict[str, str]:
     """Return the name -> sha256 of everything that goes into the image.
 
-    That is the rendered Dockerfile and the programs of its steps, the sections of the lock, the trainers, the launcher,
-    and the image's own trainers or code.
+    That is the rendered Dockerfile and the programs of its steps, what is locked for the platform, the trainers, the
+    launcher, and the image's own trainers or code.
     """
     paths = [spec.dockerfile(index), *(path for folder in _SHARED for path in _files(ROOT / folder))]
     if spec.own_trainers:
         paths += _files(spec.own_trainers)
     if spec.has_code:
         paths.append(spec.build_folder / "code.tar")
-    texts = sorted(spec.locked(index).texts.items())
-    sections = {f"{spec.lock_file.name} [{kind}]": text.encode() for kind, text in texts}
+    known = Lock(spec.python_version, {index: {spec.arch: spec.locked(index)}})
+    locked = {spec.lock_file.name: pylock.text(known, index).encode()}
     files = {_input_name(spec, path): path.read_bytes() for path in paths}
-    return {name: hashlib.sha256(content).hexdigest() for name, content in (files | sections).items()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in (files | locked).items()}
 
 
 def _input_name(spec: Spec, path: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from packaging.requirements import Requirement
@@ -18,11 +18,11 @@ from packaging.version import Version
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolution import Request, resolve
-from trainyard.image.resolver import Failed, Project, pins, versions
+from trainyard.image.resolution import Request, Resolution, Resolved, exactly, versions_of
 from trainyard.spec import yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.framework import installs_as
+from trainyard.spec.lock import versions
 from trainyard.spec.markers import applies
 from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import indexes, requirements
@@ -46,14 +46,14 @@ def reasons(spec: RepositorySpec, wanted: Wanted) -> list[Line]:
         Line(text, spec.file, yaml_source.line_of(data, ("framework",)) or 1)
         for text in spec.workspace.document.framework
     ]
-    target = versions(spec.extends.on(spec.arch).locked().text("framework"))
+    target = versions(spec.extends.on(spec.arch).locked().framework)
     python = None if spec.workspace.document.base else contradictions.excluding_python(wanted, spec.python_version)
     other_base = [Line(f"python{python.text}", python.file, python.number)] if python else []
     return [*given, *contradictions.excluding(spec, wanted, target), *other_base]
 
 
 def text(lines: Iterable[Line]) -> str:
-    """Return :func:`reasons` as trainyard.lock records them."""
+    """Return :func:`reasons` as the lock records them."""
     return ", ".join(sorted({line.text for line in lines}))
 
 
@@ -84,11 +84,12 @@ def packages(spec: RepositorySpec, wanted: Wanted, reasons: Sequence[Line]) -> l
     return list(dict.fromkeys(found))
 
 
-def _project(spec: RepositorySpec, lines: Iterable[Line | str], **options: object) -> Project:
+def _packages(spec: RepositorySpec, lines: Iterable[Line | str], *, alone: bool = False, **options: str) -> Resolved:
+    """Return the packages of lines on a platform, from wheels; see :meth:`Resolution.packages`."""
     texts = [line if isinstance(line, str) else line.text for line in lines]
     names = sorted({canonicalize_name(Requirement(text).name) for text in texts})
-    request = Request(spec, Wanted(), indexes=indexes.default(spec.workspace))
-    return request.project(texts, {"no-build-package": names, **options})
+    own = Resolution([spec], indexes=indexes.default(spec.workspace), options={"no-build-package": names, **options})
+    return own.packages(texts, alone=alone)
 
 
 def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
@@ -110,11 +111,11 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
         wanted = requirements.read(spec.workspace, on_base.python_version, spec.architecture.machine)
         if line := contradictions.excluding_python(wanted, on_base.python_version):
             why.append(f"{line.where} excludes {python} of {name}")
-        elif _resolves(_project(on_base, lines).entries):
+        elif _resolves(on_base, lines):
             if why:
                 logger.info(f"{spec.target}: base {name} with {python}: {'; '.join(why)}")
             return on_base
-        elif line := next((line for line in lines if not _resolves(_project(on_base, [line]).files)), None):
+        elif line := next((line for line in lines if not _resolves(on_base, [line], alone=True)), None):
             why.append(f"{line.text} has no wheel for {python}")
             lacking.append((on_base, line))
         else:
@@ -133,11 +134,11 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
     )
 
 
-def _resolves(ask: Callable[[], object]) -> bool:
-    """Return whether uv has an answer."""
+def _resolves(spec: RepositorySpec, lines: Iterable[Line], *, alone: bool = False) -> bool:
+    """Return whether uv has an answer; ``alone``: without what the packages need."""
     try:
-        return bool(ask())
-    except Failed:
+        return bool(_packages(spec, lines, alone=alone))
+    except StepFailed:
         return False
 
 
@@ -148,48 +149,47 @@ def _nearest(specs: Sequence[RepositorySpec], line: Line) -> str:
     for bound, nearest, options in ((">", min, {"resolution": "lowest-direct"}), ("<", max, {})):
         known: dict[Version, str] = {}
         for spec in specs if asked else ():
-            with contextlib.suppress(Failed):
-                package = _project(spec, [f"{name}{bound}{min(asked)}"], **options).files()[0]
-                if package.version:
-                    known.setdefault(package.version, spec.python_version)
+            with contextlib.suppress(StepFailed):
+                found = _packages(spec, [f"{name}{bound}{min(asked)}"], alone=True, **options)
+                known.setdefault(Version(found[spec.arch][0].version), spec.python_version)
         if known:
             return f": the nearest that has one is {nearest(known)} (Python {known[nearest(known)]})"
     return ""
 
 
-def resolve_framework(request: Request, lines: Sequence[Line], first: Sequence[str] = ()) -> str:
-    """Return the framework's section: what the packages alone need, in versions that suit everything else.
+def resolve_framework(request: Request, lines: Sequence[Line]) -> Resolved:
+    """Return what the framework's packages alone need, in versions that suit everything else.
 
     Args:
         request: of everything that the repository requires; its ``framework`` is empty.
         lines: :func:`packages`.
-        first: pins of the packages on the first platform, which the others have too.
     Raises:
         Failed: uv found no solution, or failed.
     """
-    together = _together(request, lines, first)
-    alone = Wanted(lines=tuple(lines), constraints=tuple(Line(text, request.spec.file, 1) for text in pins(together)))
-    return resolve(replace(request, wanted=alone, wheels=(), compiled={}, shared=None, first={}, base={}), sized=True)
+    alone = Wanted(lines=tuple(lines))
+    request = replace(request, wanted=alone, wheels=(), compiled={}, kept=()).constrained(
+        exactly(versions_of(_together(request, lines)))
+    )
+    return {arch: [replace(pin, role="framework") for pin in every] for arch, every in request.resolve().items()}
 
 
-def _together(request: Request, lines: Sequence[Line], first: Sequence[str] = ()) -> dict[str, str]:
-    """Return canonical name -> version of the framework's packages and everything else; see resolve_framework()."""
+def _together(request: Request, lines: Sequence[Line]) -> Resolved:
+    """Return the framework's packages and everything else; see :func:`resolve_framework`."""
     names = [line.name for line in lines]
     wanted = request.wanted
 
     def others(of: Iterable[Line]) -> tuple[Line, ...]:
         return tuple(line for line in of if not installs_as(line.name, names))
 
-    agreed = tuple(Line(text, request.spec.file, 1) for text in first)
     variants = contradictions.variants(dict.fromkeys(names, "0")).keys() - set(names)
     everything = replace(
         wanted,
         lines=(*lines, *others(wanted.lines)),
-        constraints=(*agreed, *others(wanted.constraints)),
+        constraints=others(wanted.constraints),
         overrides=others(wanted.overrides),
         excludes=(*wanted.excludes, *sorted(variants)),
     )
-    return versions(resolve(replace(request, wanted=everything, shared=None), sized=False))
+    return replace(request, wanted=everything).everything()
 
 
 def other_base(request: Request) -> RepositorySpec | None:
@@ -207,7 +207,9 @@ def other_base(request: Request) -> RepositorySpec | None:
             continue
         with contextlib.suppress(StepFailed, UserError):
             lines = packages(on_base, wanted, reasons(on_base, wanted))
-            alike = Request(on_base, wanted, indexes=request.indexes, wheels=request.wheels, compiled=request.compiled)
+            alike = Request(
+                [on_base], wanted, indexes=request.indexes, wheels=request.wheels, compiled=request.compiled
+            )
             _together(alike, lines)
             return on_base
     return None

@@ -14,9 +14,9 @@ from docker.models.images import Image
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image import build_backends, facts
+from trainyard.image import build_backends
 from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container_words
-from trainyard.spec import state, workspace
+from trainyard.spec import pylock, state, workspace
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FOLDER, LABELS, NAME
 from trainyard.spec.workspace import Workspace
@@ -231,7 +231,7 @@ def check_own(spec: Spec, image: Image) -> None:
     built = state.recall(spec.kept, "build", str(image.id)) if f"{LABELS}.config" in labels else None
     if not built or built.get("folder", str(spec.folder)) == str(spec.folder):
         return
-    lock = facts.sha256_of(spec.lock_file) if spec.lock_file.is_file() else ""
+    lock = pylock.digest(spec.lock_file) if spec.lock_file.is_file() else ""
     same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (lock, spec.workspace.config_hash)
     if not same or code_changed(spec, labels):
         raise UserError(

@@ -23,7 +23,7 @@ from trainyard.image import (
 from trainyard.image.facts import labels_from_arguments, other_pythons, python_argument, revision, source_date_epoch
 from trainyard.image.plan import Plan, Sources
 from trainyard.oci import builder
-from trainyard.spec import lock, state
+from trainyard.spec import state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.workspace.lines import without_userinfo
@@ -121,7 +121,7 @@ def _compile_base(spec: Spec, found: Sources) -> str:
 
     What is compiled must be run on the image's platform, and the build base is on that of the engine.
     """
-    if "compiled" not in spec.locked().texts:
+    if not spec.locked().compiled:
         return ""
     return found.build_base or found.base if spec.arch == spec.context.engine.architecture else found.base
 
@@ -136,11 +136,13 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
             "the default index, possibly as CUDA builds, which make a larger image"
         )
     spec.locked()  # reports a lock that is missing or cannot be used before anything is downloaded
-    if spec.usable_lock and index not in spec.usable_lock.indexes(spec.arch):
+    if spec.usable_lock and index not in spec.usable_lock.names(spec.arch):
         reason = f"no lock for index {index} yet: resolving one; commit it"
         spec = _completed(spec, reason, target_lock.lock_index, index)
-    if spec.usable_lock and index not in spec.usable_lock.indexes(spec.arch):
-        notes.append(f"{lock.FILE} has no packages of index {index}: run 'trainyard lock --upgrade' to add them")
+    if spec.usable_lock and index not in spec.usable_lock.names(spec.arch):
+        notes.append(
+            f"{spec.lock_file.name} has no packages of index {index}: run 'trainyard lock --upgrade' to add them"
+        )
         index = DEFAULT
     origin = spec.usable_lock.origin if spec.usable_lock else None
     machine = builder.current(spec.context).machine(spec.architecture)
@@ -178,7 +180,7 @@ def _completed(spec: Spec, reason: str, add: Callable[..., tuple[Spec, list[Path
 
 
 def _with_framework_in_base(spec: Spec) -> tuple[Spec, Sources]:
-    """Return the spec, and its base that holds the framework: on the digest that trainyard.lock records.
+    """Return the spec, and its base that holds the framework: on the digest that the lock records.
 
     If the base of a target was never locked, or another one is configured now, it is inspected and locked first.
     """

@@ -15,7 +15,7 @@ from trainyard.image import dockerfile, facts, workspace_files
 from trainyard.image.smoke_command import STARTED
 from trainyard.oci import layers
 from trainyard.recipe import FILE, Recipe
-from trainyard.spec import framework, lock, state
+from trainyard.spec import framework, lock, pylock, state
 from trainyard.spec.model import Spec, each_platform, relative, requirements_of
 from trainyard.spec.naming import LABELS
 
@@ -42,7 +42,7 @@ def _layers(spec: Spec, index: str) -> tuple[recipe.Layer, ...]:
     wheels = {layer.stage: layer for layer in dockerfile.wheels(spec, index)}
     locked = spec.locked(index)
     pins: dict[str, Sequence[lock.Pin]] = {stage: layer.pins for stage, layer in wheels.items()}
-    pins |= {"requirements": locked.requirements, "compiled": lock.parse(locked.text("compiled"))}
+    pins |= {"requirements": locked.requirements, "compiled": locked.compiled}
 
     def layer(stage: str, instruction: Any, *, copied: bool) -> recipe.Layer:
         known = wheels.get(stage)
@@ -81,7 +81,7 @@ def command_test(spec: Spec) -> recipe.Command:
 def _labels(spec: Spec, index: str, code_layer: str) -> dict[str, str]:
     """Return the labels that files decide."""
     labels = facts.labels(spec) | {f"{LABELS}.index": index}
-    labels |= {label: facts.sha256_of(spec.lock_file) for label in spec.lock_labels}
+    labels |= {label: pylock.digest(spec.lock_file) for label in spec.lock_labels}
     return labels | ({f"{LABELS}.code": code_layer} if code_layer else {})
 
 
@@ -182,11 +182,11 @@ def locked_versions(spec: Spec) -> dict[str, set[str]]:
     Nothing if it was never locked and its base holds the framework: that can be locked only where it can be pulled.
     """
     pins = {name: {version} for name, version in (spec.base_contents.packages if spec.base_contents else {}).items()}
-    if "requirements" in spec.kind.layered:
+    if spec.kind.layered:
         spec.locked()
     if content := spec.usable_lock:
         for platform in each_platform(spec):
-            for index in content.indexes(platform.arch):
+            for index in content.names(platform.arch):
                 for name, version in platform.locked(index).versions.items():
                     pins.setdefault(name, set()).add(version)
     return pins

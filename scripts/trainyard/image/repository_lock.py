@@ -1,12 +1,9 @@
-"""Write trainyard.lock: what a user's repository requires, resolved for its target.
+"""Lock what a user's repository requires, resolved for its target.
 
 The framework is that of the target: its lock is copied, and kept until ``trainyard lock --upgrade``. If the target's
-base holds the framework, the contents of the base are recorded instead. Everything else is resolved with uv beside it:
-the user's requirements, those of the target's trainers, and those of wheels that are built from git repositories and
-folders.
-
-All platforms of trainyard.yaml are resolved, one after the other; the later ones have the versions of the first where
-they can.
+base holds the framework, the contents of the base are recorded instead. Everything else is resolved with uv beside it,
+for all platforms of trainyard.yaml at once: the user's requirements, those of the target's trainers, and those of
+wheels that are built from git repositories and folders.
 """
 
 from __future__ import annotations
@@ -29,12 +26,11 @@ from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import base_contents, base_image, build_backends, framework_choice, package_index, resolution
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolution import Request
-from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, entries, pins, unhashed, versions
-from trainyard.spec import framework, markers, matrix, model, state
-from trainyard.spec import lock as locks
+from trainyard.image.resolution import Request, Resolution, Resolved, Unfit, versions_of
+from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, pins
+from trainyard.spec import framework, markers, matrix, model, pylock, state
 from trainyard.spec.architectures import ARCHITECTURES
-from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Section
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Unreadable, ordered, versions
 from trainyard.spec.model import IMAGES, BaseContents, RepositorySpec, Spec, relative
 from trainyard.workspace import indexes, requirements, wheels
 from trainyard.workspace.lines import Line, Source
@@ -43,7 +39,7 @@ from trainyard.workspace.wheels import Wheel
 
 logger = logging.getLogger(__name__)
 
-#: ``constrain(versions)``: constraints besides those of a repository, for what a platform was resolved to before.
+#: ``constrain(versions)``: constraints besides those of a repository, for the versions that a platform had before.
 Constrain = Callable[[Mapping[str, str]], Iterable[str]]
 
 #: What the lock of a trial says in the place of the requirements for which the framework is not that of the target: its
@@ -72,7 +68,7 @@ def _settings(parent: Spec) -> dict[str, Any]:
         mode="json",
         include={"base", "framework", "system", "accelerator", "environment", "tools", "profile", "trainers"},
     )
-    # Those of a base are recorded in trainyard.lock.
+    # Those of a base are recorded in the lock.
     about["framework"]["packages"] = [] if parent.framework_in_base else parent.packages
     about["trainers"]["folder"] = None  # its files count, wherever it is
     return about
@@ -92,7 +88,7 @@ def _contributed(parent: Spec) -> Iterator[Path]:
 
 
 def check_tool(spec: RepositorySpec) -> None:
-    """Check that this Trainyard makes the image that trainyard.lock describes.
+    """Check that this Trainyard makes the image that the lock describes.
 
     Raises:
         UserError: there is no readable lock, or another Trainyard wrote it, whose images differ.
@@ -118,12 +114,12 @@ def _required(spec: RepositorySpec) -> Lock:
 
 
 def is_current(spec: RepositorySpec) -> bool:
-    """Return whether trainyard.lock was resolved from what the repository asks for now.
+    """Return whether the lock was resolved from what the repository asks for now.
 
     Raises:
         UserError: the requirements have a mistake, or the lock cannot be used.
     """
-    if isinstance(spec.lock, locks.Unreadable) and spec.lock.missing:
+    if isinstance(spec.lock, Unreadable) and spec.lock.missing:
         return False
     spec, lock = build_backends.asked(spec), _required(spec)
     if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
@@ -139,7 +135,7 @@ def is_of(lock: Lock, spec: RepositorySpec) -> bool:
 
 
 def _has_base(spec: RepositorySpec) -> bool:
-    """Return whether trainyard.lock records the base: the one that ``TRAINYARD_BASE`` names, or any without that."""
+    """Return whether the lock records the base: the one that ``TRAINYARD_BASE`` names, or any without that."""
     known, given = spec.base_contents, settings.variable("BASE")
     if known is None or not given:
         return known is not None
@@ -162,9 +158,9 @@ def _inputs_of_platform(spec: RepositorySpec, lock: Lock) -> dict[str, Any]:
         "target": spec.extends.target,
         "python": spec.python_version,
         "framework": {
-            str(section): text
-            for section, text in lock.sections.items()
-            if section.arch == spec.arch and section.kind in ("framework", "base")
+            index: [locked.base.model_dump() if locked.base else [pin.identity for pin in locked.framework]]
+            for index, of in lock.indexes.items()
+            if (locked := of.get(spec.arch))
         },
         "lines": sorted({" ".join([line.text, *sorted(line.hashes)]) for line in wanted.lines}),
         "sources": sorted(
@@ -191,7 +187,7 @@ def _wanted(spec: RepositorySpec) -> Wanted:
 def lock(
     spec: RepositorySpec, *, upgrade: bool = False, upgrade_packages: Sequence[str] = (), check: bool = False
 ) -> RepositorySpec:
-    """Write trainyard.lock for all platforms, unless it is up to date.
+    """Write the lock for all platforms, unless it is up to date.
 
     Versions of an existing lock are kept where the requirements allow it.
 
@@ -207,7 +203,7 @@ def lock(
         StepFailed: uv could not resolve them; or, with ``check``, the lock is out of date.
     """
     spec = build_backends.asked(spec)
-    if not upgrade and isinstance(spec.lock, locks.Unreadable) and not spec.lock.missing:
+    if not upgrade and isinstance(spec.lock, Unreadable) and not spec.lock.missing:
         logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
@@ -236,20 +232,20 @@ def lock(
             "'trainyard lock'"
         )
     if not current:
-        locks.write(spec.lock_file, resolved)
+        pylock.write(spec.lock_file, resolved)
     return locked
 
 
-def trial(spec: RepositorySpec, sections: Mapping[Section, str], base: str) -> Lock:
+def trial(spec: RepositorySpec, lock: Lock, base: str) -> Lock:
     """Return a lock as if it had been resolved now, so that an image is built with its packages, whatever they are.
 
     Args:
         base: reference of the base image.
     """
     origin = Origin(trainyard.__version__, "", spec.extends.target, base, "", _TRIAL)
-    spec = spec.with_lock(Lock(sections, origin=origin))  # on that base
-    here = replace(origin, contents=contents(spec), inputs=inputs(spec, Lock(sections)))
-    return Lock(sections, origin=here)
+    spec = spec.with_lock(replace(lock, origin=origin))  # on that base
+    lock = replace(lock, python=spec.python_version)
+    return replace(lock, origin=replace(origin, contents=contents(spec), inputs=inputs(spec, lock)))
 
 
 def _check_gpu_wheels(spec: RepositorySpec) -> None:
@@ -269,12 +265,9 @@ def _check_gpu_wheels(spec: RepositorySpec) -> None:
 
 def _with_base(spec: RepositorySpec, base: BaseContents) -> RepositorySpec:
     """Return the spec with the contents of its base, before anything is resolved beside them."""
-    sections = {
-        Section(one.arch, kind): text
-        for one in model.each_platform(spec)
-        for kind, text in (("base", base.text()), ("requirements", ""))
-    }
-    return spec.with_lock(Lock(sections, origin=Origin("", "", spec.extends.target, base.reference, "")))
+    locked = {one.arch: Locked(base=base) for one in model.each_platform(spec)}
+    origin = Origin("", "", spec.extends.target, base.reference, "")
+    return spec.with_lock(Lock(base.python_version, {DEFAULT: locked}, origin=origin))
 
 
 def resolve(
@@ -287,7 +280,7 @@ def resolve(
     Args:
         old: whose versions are kept.
         upgraded: canonical names of packages whose versions are not kept.
-        constrain: is called for each platform with the requirements' versions in the old lock.
+        constrain: is called for each platform.
     """
     spec, reasons = _on_base(build_backends.asked(spec), old)
     asked = framework_choice.text(reasons)
@@ -298,23 +291,18 @@ def resolve(
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
-    built = _Wheels(spec, old, upgraded)
-    sections: dict[Section, str] = {}
-    for platform in platforms:
-        first = Lock(sections) if sections else None
-        previous = _Previous(
-            old or Lock(), platform.arch, kept is not None, upgraded, first, platforms[0].arch, constrain
-        )
-        sections |= _resolved_for_platform(platform, previous, built, reasons)
+    previous = _Previous(old or Lock(), kept is not None, upgraded)
+    indexed = _resolved(_request(spec, previous, constrain), previous, reasons)
+    lock = Lock(spec.python_version, indexed)
     origin = kept.origin if kept else None
-    return spec, Lock(
-        sections,
+    return spec, replace(
+        lock,
         origin=Origin(
             version=origin.version if origin else trainyard.__version__,
             contents=origin.contents if origin else contents(spec),
             target=spec.extends.target,
             base=_base(spec, origin),
-            inputs=inputs(spec, Lock(sections)),
+            inputs=inputs(spec, lock),
             framework=asked,
         ),
     )
@@ -329,7 +317,7 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
         UserError: no base has a Python that the framework has wheels for, or the base holds another framework.
     """
     if spec.base_contents:
-        held = versions(base_contents.pins(spec.base_contents))
+        held = base_contents.framework(spec.base_contents)
         if lines := contradictions.excluding(spec, _wanted(spec), held):
             raise contradictions.contradiction(spec, lines[0], held)
         return spec, []
@@ -345,61 +333,40 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
 
 @dataclass(frozen=True)
 class _Previous:
-    """Give what a platform was resolved to before, and what the first platform was resolved to now.
+    """Give what was locked before.
 
     Attributes:
-        old: the old lock, ``arch``: the platform's architecture.
-        same_target: whether the old lock is of the same target, base and framework.
+        lock: what was locked.
+        same_target: whether it is of the same target, base and framework.
         upgraded: names whose versions are not kept.
-        first: what the first platform was resolved to, ``first_arch``: its architecture; None for that itself.
-        constrain: see :func:`resolve`.
     """
 
-    old: Lock
-    arch: str
+    lock: Lock
     same_target: bool
     upgraded: frozenset[str]
-    first: Lock | None
-    first_arch: str
-    constrain: Constrain
 
-    @property
-    def frameworks(self) -> dict[str, str]:
-        """Return name of an index -> the framework's section in the old lock; none of another target."""
-        names = self.old.indexes(self.arch) if self.same_target else []
-        return {name: _of(self.old, self.arch, name).text("framework") for name in names}
+    def of(self, platforms: Iterable[Spec], index: str = DEFAULT) -> list[Locked]:
+        """Return what was locked for platforms and an index, or else for the default index."""
+        return [self.lock.known(one.arch, index) for one in platforms]
 
-    def requirements(self, index: str) -> str:
-        """Return the old section of an index; that of the default index if it has none."""
-        return _of(self.old, self.arch, index).text("requirements")
-
-    def build_requires(self) -> str:
-        """Return the old section of what source distributions were compiled with."""
-        return _of(self.old, self.arch).text("build-requires")
-
-    def compiled(self) -> dict[str, str]:
-        """Return canonical name -> version of the source distributions whose versions are kept."""
-        own = versions(_of(self.old, self.arch).text("compiled"))
-        kept = {name: version for name, version in own.items() if name not in self.upgraded}
-        return kept | versions(_of(self.first, self.first_arch).text("compiled"))
-
-    def of_first(self, *kinds: str, index: str = DEFAULT) -> dict[str, str]:
-        """Return canonical name -> version in sections of the first platform."""
-        first = _of(self.first, self.first_arch, index)
-        return versions("".join(first.text(kind) for kind in kinds))
-
-
-def _of(lock: Lock | None, arch: str, index: str = DEFAULT) -> Locked:
-    """Return what a lock has for an architecture and an index, or else for the default index; nothing without it."""
-    return (lock and (lock.of(arch, index) or lock.of(arch))) or Locked({})
+    def kept(self, *others: Iterable[Pin]) -> list[tuple[str, str]]:
+        """Return the names and versions to keep: for each package, those of the last that has it."""
+        known: dict[str, dict[str, None]] = {}
+        for every in others:
+            of: dict[str, dict[str, None]] = {}
+            for pin in every:
+                of.setdefault(pin.name, {})[pin.version] = None
+            known |= of
+        return [(name, one) for name, of in sorted(known.items()) if name not in self.upgraded for one in of]
 
 
 class _Wheels:
-    """Build the wheels of sources; one that several platforms have is built once."""
+    """Build the wheels of sources; one that several resolutions have is built once."""
 
-    def __init__(self, spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str]) -> None:
-        known = "".join(old.sections.values()) if old else ""
-        self._folder, self._commits = spec.build_folder / "wheels", wheels.locked_commits(known, leave_out=upgraded)
+    def __init__(self, spec: RepositorySpec, previous: _Previous) -> None:
+        pins = [pin for of in previous.lock.indexes.values() for locked in of.values() for pin in locked.pins]
+        made = {pin.made for pin in pins if pin.made and pin.made.commit and pin.name not in previous.upgraded}
+        self._folder, self._commits = spec.build_folder / "wheels", {one.key: one.commit for one in made}
         self._make = build_backends.of_spec(spec).wheel
         self._built: dict[Source, Wheel] = {}
 
@@ -417,106 +384,125 @@ class _Wheels:
         return made
 
 
-def _resolved_for_platform(
-    spec: RepositorySpec, previous: _Previous, built: _Wheels, reasons: Sequence[Line]
-) -> dict[Section, str]:
-    """Return the sections for the platform of ``spec``.
+def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain) -> Request:
+    """Return what a repository requires, with its source distributions, and the wheels that were made of sources."""
+    platforms = model.each_platform(spec)
+    wanted = requirements.read_all(spec.workspace, spec.python_version, [one.architecture.machine for one in platforms])
+    contradictions.check_python(spec, wanted)
+    more = {
+        one.architecture.machine: [Line(text, spec.file, 1) for text in constrain(versions(locked.requirements))]
+        for one, locked in zip(platforms, previous.of(platforms), strict=True)
+    }
+    request = Request(
+        platforms,
+        replace(wanted, constraints=(*wanted.constraints, *requirements.joined(more))),
+        indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
+        wheels=_Wheels(spec, previous).of(wanted.sources),
+    )
+    known = [pin for locked in previous.of(platforms) for pin in locked.compiled if pin.name not in previous.upgraded]
+    with _explained(request, wanted.compiled):
+        return replace(request, compiled=resolution.compile_sources(request, versions(known)))
+
+
+def _resolved(request: Request, previous: _Previous, reasons: Sequence[Line]) -> dict[str, dict[str, Locked]]:
+    """Return what is locked, by package index and architecture.
 
     Args:
         reasons: lines for which the framework is not that of the target.
     """
-    wanted = _wanted(spec)
-    contradictions.check_python(spec, wanted)
-    more = (Line(text, spec.file, 1) for text in previous.constrain(versions(previous.requirements(DEFAULT))))
-    request = Request(
-        spec,
-        replace(wanted, constraints=(*wanted.constraints, *more)),
-        indexes=[*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)],
-        wheels=built.of(wanted.sources),
-        upgraded=previous.upgraded,
-    )
-    held = spec.base_contents.packages if spec.base_contents else {}
-    if spec.base_contents:
-        frameworks = {DEFAULT: base_contents.pins(spec.base_contents)}
-    elif previous.frameworks:
-        frameworks = previous.frameworks
-    elif reasons:
-        frameworks = _own_frameworks(spec, request, previous, reasons)
-    else:
-        frameworks = _frameworks(spec)
-    fixed = versions(frameworks[DEFAULT])
-    if refused := sorted(previous.upgraded & fixed.keys()):
+    spec = request.spec
+    frameworks = _frameworks(request, previous, reasons)
+    fixed = {pin.name for every in frameworks[DEFAULT].values() for pin in every}
+    if refused := sorted(previous.upgraded & fixed):
         raise UserError(
             f"'{refused[0]}' is part of the framework of {spec.extends.target}, which 'trainyard lock --upgrade' "
             "updates as a whole"
         )
-    request = replace(request, base={name: version for name, version in held.items() if name not in fixed})
-    with _explained(request, wanted.compiled):
-        request = replace(request, compiled=resolution.compile_sources(request, previous.compiled()))
-    sections: dict[Section, str] = {}
-    for index, pinned in frameworks.items():
-        if lines := contradictions.excluding(spec, wanted, versions(pinned)):
-            raise contradictions.contradiction(spec, lines[0], versions(pinned))
-        if index == DEFAULT and "--hash=" in pinned:  # others have other files; what a base has, has no hashes
-            _check_hashes(spec, wanted, locks.parse(pinned))
+    locked: dict[str, dict[str, Locked]] = {}
+    for index, of in frameworks.items():
+        platforms = [one for one in request.platforms if one.arch in of]
+        for one in platforms:
+            have = versions(of[one.arch])
+            if lines := contradictions.excluding(one, request.wanted, have):
+                raise contradictions.contradiction(one, lines[0], have)
+            if index == DEFAULT:  # others have other files
+                _check_hashes(one, request.wanted, of[one.arch])
         try:
-            rest = _requirements(replace(request, framework=versions(pinned)), spec, previous, index)
+            rest = _requirements(replace(request, platforms=platforms, framework=versions_of(of)), previous, index)
         except StepFailed as error:
             if index == DEFAULT:
                 raise
             logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
             continue
-        if spec.base_contents:
-            sections[Section(spec.arch, "base")] = spec.base_contents.text()
-        else:
-            sections[Section(spec.arch, "framework", index)] = pinned
-        sections[Section(spec.arch, "requirements", index)] = rest
-        check_conflicts(spec, held | versions(pinned) | versions(rest))
-    if request.compiled:
-        everything = versions("".join(sections[Section(spec.arch, kind)] for kind in ("framework", "requirements")))
-        sections |= _builds(replace(request, framework=everything), previous)
-    return sections
+        for one in platforms:
+            held = spec.base_contents.packages if spec.base_contents else {}
+            check_conflicts(one, {**held, **versions(of[one.arch]), **versions(rest[one.arch])})
+        locked[index] = {
+            one.arch: Locked((*(() if spec.base_contents else of[one.arch]), *rest[one.arch]), spec.base_contents)
+            for one in platforms
+        }
+    tools = _builds(request, {arch: of.versions for arch, of in locked[DEFAULT].items()}, previous)
+    return {
+        index: {arch: _sorted(of, tools.get(arch, ())) for arch, of in every.items()} for index, every in locked.items()
+    }
 
 
-def _requirements(request: Request, spec: RepositorySpec, previous: _Previous, index: str) -> str:
-    """Return the requirements section for an index.
+def _sorted(locked: Locked, more: Iterable[Pin]) -> Locked:
+    """Return what is locked with more pins."""
+    return replace(locked, pins=ordered([*locked.pins, *more]))
+
+
+def _requirements(request: Request, previous: _Previous, index: str) -> Resolved:
+    """Return everything but the framework, and the archives of what is compiled, for an index.
 
     The requirements of the target's trainers are added without versions. The versions that are kept are those of the
     old lock, then of the base image, then of the target. What the image shares with its target are the pins of the
     target's lock and of the old one: a later Trainyard, with another lock of the target, does not change the layers of
     an image whose requirements are the same.
     """
-    pinned = request.framework.get(spec.framework.named_after(request.framework) or "", framework.UNLOCKED)
+    spec = request.spec
+    pinned = request.frameworks.get(spec.framework.named_after(request.frameworks) or "", framework.UNLOCKED)
     needed = model.requirements_of(spec.extends) if matrix.has_trainers(spec.framework.name, pinned) else []
     own = [Line(framework.without_version(text), spec.file, 1) for text in needed]
-    own = [line for line in own if line.name not in request.framework]
-    old = previous.requirements(index)
-    shared: list[Pin] | None = None
+    own = [line for line in own if line.name not in request.frameworks]
+    before = previous.of(request.platforms, index)
+    shared: dict[str, list[Pin]] | None = None
     if spec.base_contents:
         # The target's lock is for another day's base.
-        known = dict(entries("".join(f"{text}\n" for text in needed)))
+        known = [Pin(name, version, ()) for name, version in framework.versions_of(needed).items()]
+        known = [replace(pin, name=canonicalize_name(pin.name)) for pin in known]
     else:
-        target = spec.extends.on(spec.arch).locked()
-        known = _known(target.text("requirements"), same_files=spec.base == spec.extends.base)
-        kept = [pin for pin in locks.parse(old) if not pin.added] if previous.same_target else []
-        shared = [*target.requirements, *kept]
-    known |= unhashed(request.base) | _known(old, same_files=previous.same_target)
+        targets = {one.arch: spec.extends.on(one.arch).locked().requirements for one in request.platforms}
+        known = [pin for pins in targets.values() for pin in pins]
+        shared = {
+            one.arch: [
+                *targets[one.arch],
+                *(pin for pin in old.requirements if previous.same_target and not pin.added),
+            ]
+            for one, old in zip(request.platforms, before, strict=True)
+        }
+    held = [Pin(name, version, ()) for name, version in request.base.items() if base_contents.is_version(version)]
     request = replace(
         request,
         wanted=replace(request.wanted, lines=(*own, *request.wanted.lines)),
         index=package_index.extra(spec.parent, index),
-        known=known,
-        first=previous.of_first("framework", "requirements", index=index),
+        kept=previous.kept(known, held, [pin for old in before for pin in old.requirements]),
         shared=shared,
     )
-    with _explained(request, [line for line in request.wanted.lines[len(own) :] if line.name not in request.framework]):
-        text = resolution.resolve(request, sized=shared is not None)
-    compiled = [Pin(one.name, one.version, (one.sha256,)) for one in request.compiled.values()]
-    _check_hashes(spec, request.wanted, [*locks.parse(text), *compiled])
-    return text
+    lines = [line for line in request.wanted.lines[len(own) :] if line.name not in request.frameworks]
+    with _explained(request, lines):
+        resolved = request.resolve()
+    archives = [(one, one.pin) for one in request.compiled.values()]
+    found = {
+        one.arch: [*resolved[one.arch], *(pin for archive, pin in archives if archive.applies(one))]
+        for one in request.platforms
+    }
+    for one in request.platforms:
+        _check_hashes(one, request.wanted, found[one.arch])
+    return found
 
 
-def _check_hashes(spec: RepositorySpec, wanted: Wanted, locked: Iterable[Pin]) -> None:
+def _check_hashes(spec: Spec, wanted: Wanted, locked: Iterable[Pin]) -> None:
     """Check that packages have a file that the requirements, constraints or uv.lock allow.
 
     Raises:
@@ -539,32 +525,26 @@ def _check_hashes(spec: RepositorySpec, wanted: Wanted, locked: Iterable[Pin]) -
             )
 
 
-def _known(section: str, *, same_files: bool) -> dict[str, str]:
-    """Return canonical name -> entry of a section, whose versions are to be kept.
+def _builds(request: Request, installed: resolution.Versions, previous: _Previous) -> Resolved:
+    """Return what source distributions are compiled with, besides what the image has.
 
     Args:
-        same_files: whether its hashes are of files for the Python of the image; without hashes, uv asks for others.
+        installed: versions of everything that the image has.
     """
-    return dict(entries(section)) if same_files else unhashed(versions(section))
-
-
-def _builds(request: Request, previous: _Previous) -> dict[Section, str]:
-    """Return the sections of the source distributions, and of what they are compiled with.
-
-    Args:
-        request: its ``framework`` is everything that the image has.
-    """
-    spec, wanted = request.spec, replace(request.wanted, lines=resolution.build_lines(request))
+    if not request.compiled:
+        return {}
+    present = {
+        arch: {name: version for name, version in of.items() if name not in request.compiled}
+        for arch, of in installed.items()
+    }
+    request = replace(request, framework=present)
     request = replace(
         request,
-        wanted=wanted,
-        known=_known(previous.build_requires(), same_files=previous.same_target),
-        first=previous.of_first("build-requires"),
+        wanted=replace(request.wanted, lines=resolution.build_lines(request)),
+        kept=previous.kept([pin for old in previous.of(request.platforms) for pin in old.build_requires]),
     )
-    with _explained(request, wanted.lines):
-        tools = resolution.build_requirements(request)
-    compiled = "".join(source.entry for _, source in sorted(request.compiled.items()))
-    return {Section(spec.arch, "compiled"): compiled, Section(spec.arch, "build-requires"): tools}
+    with _explained(request, request.wanted.lines):
+        return resolution.build_requirements(request)
 
 
 @contextmanager
@@ -578,10 +558,22 @@ def _explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
     spec = request.spec
     try:
         yield
+    except Unfit as error:
+        about = [line for line in lines if line.name == error.name]
+        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
+        raise UserError(f"{subject} cannot be installed: {error.reason}") from None
     except Failed as error:
-        text = " ".join(error.stderr.split())
+        text = re.sub(
+            r"hint: While the active Python version.*?`requires-python`\.", "", " ".join(error.stderr.split())
+        )
+        text = re.sub(r"{[^}]*}", "", text).strip()  # markers of requirements
+        here = f"wheels for {spec.platform} and Python {spec.python_version}"
+        text = re.sub(r"`python_full_version[^`]*`-compatible wheels", here, text)
         text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
-        match = re.search(r"No solution found when resolving dependencies:?(?: cause:| ╰─▶)? ?(.*)", text)
+        match = re.search(
+            r"No solution found when resolving dependencies(?: for split \(markers: .*?\))?:?(?: cause:| ╰─▶) ?(.*)",
+            text,
+        )
         if not match:
             raise Failed(spec.target, text) from None
         reason = match[1][:1].lower() + match[1][1:]
@@ -629,28 +621,53 @@ def _base(spec: RepositorySpec, kept: Origin | None) -> str:
     return kept.base if kept else base_image.lockable_reference(spec.base, spec.context)
 
 
-def _own_frameworks(
-    spec: RepositorySpec, request: Request, previous: _Previous, reasons: Sequence[Line]
-) -> dict[str, str]:
-    """Return name of an index -> the section with the framework in the versions that a repository asks for."""
-    lines = framework_choice.packages(spec, request.wanted, reasons)
-    target = spec.extends.on(spec.arch).locked()
-    of_target = target.text("framework") + target.text("requirements")
-    known = _known(of_target, same_files=spec.base == spec.extends.base)
-    first = previous.of_first("framework", "requirements")
-    agreed = pins({line.name: first[line.name] for line in lines if line.name in first})
-    sections: dict[str, str] = {}
+def _frameworks(request: Request, previous: _Previous, reasons: Sequence[Line]) -> dict[str, Resolved]:
+    """Return name of an index -> the framework, for every index that answers, or that it was locked for.
+
+    That of a base has no files.
+    """
+    spec, platforms = request.spec, request.platforms
+    if contents := spec.base_contents:
+        held = [Pin(name, version, ()) for name, version in base_contents.framework(contents).items()]
+        return {DEFAULT: {one.arch: held for one in platforms}}
+    found: dict[str, Resolved] = {}
+    for index in previous.lock.names(spec.arch) if previous.same_target else ():
+        known = {one.arch: previous.lock.of(one.arch, index) for one in platforms}
+        found[index] = {arch: locked.framework for arch, locked in known.items() if locked}
+    if missing := [one for one in platforms if one.arch not in found.get(DEFAULT, {})]:
+        request = replace(request, platforms=missing)
+        agreed = {name: one for every in found.get(DEFAULT, {}).values() for name, one in versions(every).items()}
+        fresh = _asked_frameworks(request, previous, reasons, agreed) if reasons else _frameworks_of_target(missing)
+        for index, of in fresh.items():
+            found[index] = found.get(index, {}) | of
+    return found
+
+
+def _asked_frameworks(
+    request: Request, previous: _Previous, reasons: Sequence[Line], agreed: Mapping[str, str]
+) -> dict[str, Resolved]:
+    """Return the framework in the versions that a repository asks for.
+
+    Args:
+        agreed: versions on other platforms, which these have, too.
+    """
+    spec = request.spec
+    of_platforms = {
+        one.architecture.machine: framework_choice.packages(one, request.wanted, reasons) for one in request.platforms
+    }
+    lines = requirements.joined(of_platforms)
+    targets = [spec.extends.on(one.arch).locked() for one in request.platforms]
+    of_targets = [pin for one in targets for pin in (*one.framework, *one.requirements)]
+    request = request.constrained(pins({line.name: agreed[line.name] for line in lines if line.name in agreed}))
+    found: dict[str, Resolved] = {}
     for index in _indexes(spec):
-        old = "".join(_of(previous.old, spec.arch, index).text(kind) for kind in ("framework", "requirements"))
+        old = [pin for one in previous.of(request.platforms, index) for pin in (*one.framework, *one.requirements)]
         everything = replace(
-            request,
-            index=package_index.extra(spec.parent, index),
-            known=known | _known(old, same_files=False),
-            first=first,
+            request, index=package_index.extra(spec.parent, index), kept=previous.kept(of_targets, old)
         )
         try:
             with _explained(request, [*reasons, *request.wanted.lines]):
-                sections[index] = framework_choice.resolve_framework(everything, lines, agreed)
+                found[index] = framework_choice.resolve_framework(everything, lines)
         except (UserError, StepFailed) as error:
             asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
             if index != DEFAULT:
@@ -658,13 +675,13 @@ def _own_frameworks(
             elif isinstance(error, StepFailed) or asked_for:
                 raise
             else:
-                raise contradictions.contradiction(spec, reasons[0], target.versions) from None
-    chosen = versions(sections[DEFAULT])
+                raise contradictions.contradiction(spec, reasons[0], targets[0].versions) from None
+    chosen = versions(pin for every in found[DEFAULT].values() for pin in every)
     shown = ", ".join(
         f"{name} {chosen[name]}" for name in dict.fromkeys(line.name for line in (*lines, *reasons)) if name in chosen
     )
     logger.info(f"{spec.target}: {shown}: {reasons[0].where} asks for {reasons[0].shown}")
-    return sections
+    return found
 
 
 def _indexes(spec: RepositorySpec) -> list[str]:
@@ -673,33 +690,32 @@ def _indexes(spec: RepositorySpec) -> list[str]:
     return list(dict.fromkeys((DEFAULT, chosen)))
 
 
-def _frameworks(spec: RepositorySpec) -> dict[str, str]:
-    """Return name of an index -> the section with the target's framework, for every index that answers.
+def _frameworks_of_target(platforms: Sequence[RepositorySpec]) -> dict[str, Resolved]:
+    """Return the framework of the target; on another base, the same versions are resolved for that."""
+    spec = platforms[0]
+    targets = [spec.extends.on(one.arch) for one in platforms]
+    default = {one.arch: one.locked().framework for one in targets}
+    if spec.base != spec.extends.base:
+        for of in versions_of(default).values():
+            check_conflicts(spec, of)
+        return {DEFAULT: _framework_again([one.parent for one in platforms], default, DEFAULT)}
+    found = {DEFAULT: default}
+    for index in _indexes(spec)[1:]:
+        locked = {one.arch: one.usable_lock.of(one.arch, index) for one in targets if one.usable_lock}
+        known = {arch: of.framework for arch, of in locked.items() if of}
+        found[index] = known if len(known) == len(targets) else _framework_again(targets, default, index)
+    return found
 
-    On another base than the target's, the same versions are resolved for that base.
-    """
-    target = spec.extends.on(spec.arch)
-    default = target.locked().text("framework")
-    if spec.base != target.base:
-        check_conflicts(spec, versions(default))
-        return {DEFAULT: _framework_for(spec.parent, default, DEFAULT)}
-    known = {DEFAULT: default}
-    for chosen in _indexes(spec)[1:]:
-        locked = target.usable_lock.of(spec.arch, chosen) if target.usable_lock else None
-        known[chosen] = locked.text("framework") if locked else _framework_for(target, default, chosen)
-    return known
 
-
-def _framework_for(parent: Spec, default: str, index: str) -> str:
+def _framework_again(parents: Sequence[Spec], default: Resolved, index: str) -> Resolved:
     """Return a target's framework for its base and an index, with the versions of ``default`` if possible."""
-    request = Request(
-        parent,
-        Wanted(lines=tuple(Line(text, parent.file, 1) for text in parent.packages)),
-        indexes=default_index(),
-        index=package_index.extra(parent, index),
-        known=unhashed(versions(default)),
+    lines = requirements.joined(
+        {one.architecture.machine: [Line(text, one.file, 1) for text in one.packages] for one in parents}
     )
-    return resolution.resolve(request, sized=True)
+    kept = sorted({(pin.name, pin.version) for every in default.values() for pin in every})
+    own = Resolution(parents, package_index.extra(parents[0], index), default_index(), kept)
+    resolved = own.without_conflicts([line.text for line in lines])
+    return {arch: [replace(pin, role="framework") for pin in every] for arch, every in resolved.items()}
 
 
 def _check_known(spec: RepositorySpec, upgraded: frozenset[str], old: Lock) -> None:
@@ -709,6 +725,7 @@ def _check_known(spec: RepositorySpec, upgraded: frozenset[str], old: Lock) -> N
         UserError: one is not; the nearest name is given.
     """
     held = spec.base_contents.packages if spec.base_contents else {}
-    known = {**held, **versions("\n".join(old.sections.values()))}
+    pins = [pin for of in old.indexes.values() for locked in of.values() for pin in locked.pins]
+    known = {**held, **versions(pins)}
     if unknown := sorted(upgraded - known.keys()):
         raise UserError(f"{relative(spec.lock_file)}: no package '{unknown[0]}'{nearest(unknown[0], known)}")

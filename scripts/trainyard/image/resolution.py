@@ -1,10 +1,11 @@
-"""Resolve requirements beside a framework, for a target and for a user's repository."""
+"""Resolve requirements with uv for all platforms of an image at once, so that they agree."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ from typing import Any
 from packaging.pylock import Package
 from packaging.utils import canonicalize_name
 
-from trainyard.common.errors import UserError
+from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_contents, tool_locks
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolver import Failed, Project, entries, pins, versions
-from trainyard.spec import catalog, lock
+from trainyard.image.resolver import Failed, Project, pins, versions
+from trainyard.spec import catalog, lock, markers, pylock
 from trainyard.spec.framework import without_version
-from trainyard.spec.lock import Pin
+from trainyard.spec.lock import Pin, mark_added
 from trainyard.spec.markers import applies
-from trainyard.spec.model import Spec
-from trainyard.workspace import wheels
+from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.workspace import requirements, wheels
 from trainyard.workspace.indexes import Index
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -32,54 +33,177 @@ logger = logging.getLogger(__name__)
 #: Build backends, of which a build has its own versions: importing the framework does not need those of the image.
 _BACKENDS = ("setuptools", "wheel")
 
+#: Name of an architecture -> its packages, sorted by name.
+Resolved = dict[str, list[Pin]]
 
-@dataclass(frozen=True)
-class Request:
-    """Describe one resolution.
+#: Name of an architecture -> canonical name -> version.
+Versions = Mapping[str, Mapping[str, str]]
+
+
+def versions_of(resolved: Mapping[str, Iterable[Pin]]) -> dict[str, dict[str, str]]:
+    """Return the versions of each platform."""
+    return {arch: lock.versions(every) for arch, every in resolved.items()}
+
+
+def exactly(versions: Versions) -> list[str]:
+    """Return requirements of these versions alone, with a marker where not all platforms have the same."""
+    archs: dict[str, list[str]] = {}
+    for arch, every in versions.items():
+        for line in pins(every):
+            archs.setdefault(line, []).append(arch)
+    return [
+        line if len(of) == len(versions) else f"{line} ; {' or '.join(pylock.marker(arch) for arch in of)}"
+        for line, of in archs.items()
+    ]
+
+
+class Unfit(StepFailed):
+    """Tell that no version of a package has a file for each platform.
 
     Attributes:
-        spec: the platform, and the base that the packages of ``base`` are in.
-        wanted: what is asked for.
-        framework: canonical name -> version of the framework's packages, which are given.
-        base: the same of the base image's other packages, which are used if the requirements allow it.
-        index: name, address and packages of the framework's index; None for the default one.
-        indexes: the others.
-        wheels: those that were built from sources.
-        compiled: canonical name -> source distribution.
-        known: canonical name -> entry, whose version is kept if the requirements allow it.
-        upgraded: names whose versions are not kept.
-        first: canonical name -> version in the image for the first platform, which the others have too if they can.
-        shared: pins that are not marked as added; None where nothing is marked.
+        name: canonical name of the package, ``reason``: in words.
     """
 
-    spec: Spec
-    wanted: Wanted
-    framework: Mapping[str, str] = field(default_factory=dict)
-    base: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, spec: Spec, pin: Pin, arch: str) -> None:
+        self.name = pin.name
+        self.reason = (
+            f"{pin.name} {pin.version} has no wheel for linux/{arch} and Python {spec.python_version} of {spec.base}"
+        )
+        super().__init__(f"cannot lock {spec.target}: {self.reason}")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Describe what uv resolves.
+
+    Attributes:
+        platforms: the specs of an image's platforms, on one base.
+        index: name, address and packages of the framework's index; None for the default one.
+        indexes: the others.
+        kept: names and versions that are kept if the requirements allow it.
+        constraints: that everything has to fulfil, such as ``numpy<2.4``.
+        options: uv's settings besides.
+        made: canonical names of packages that are at an address, as wheels that were made of sources are.
+        present: canonical name -> version of what the image has besides.
+    """
+
+    platforms: Sequence[Spec]
     index: tuple[str, str, list[str]] | None = None
     indexes: Sequence[Index] = ()
-    wheels: Sequence[Wheel] = ()
-    compiled: Mapping[str, Compiled] = field(default_factory=dict)
-    known: Mapping[str, str] = field(default_factory=dict)
-    upgraded: frozenset[str] = frozenset()
-    first: Mapping[str, str] = field(default_factory=dict)
-    shared: Sequence[Pin] | None = None
+    kept: Iterable[tuple[str, str]] = ()
+    constraints: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made: Collection[str] = ()
+    present: Mapping[str, str] = field(default_factory=dict)
 
-    def project(self, lines: Sequence[str], options: Mapping[str, Any], preferred: str = "") -> Project:
-        """Return what uv resolves, for the platform of the spec."""
+    @property
+    def spec(self) -> Spec:
+        """The first platform."""
+        return self.platforms[0]
+
+    def packages(self, lines: Sequence[str], constraints: Sequence[str] = (), *, alone: bool = False) -> Resolved:
+        """Return everything that requirements need.
+
+        A version without a file for one of the platforms is left out, or, where the platforms cannot have one version,
+        for that platform. What was made has no files.
+
+        Args:
+            alone: leave out what they need.
+        Raises:
+            UserError: a package is at an address.
+            Failed: uv found no solution, or failed.
+            Unfit: no version has a file for each platform.
+        """
+        try:
+            return self._fitting(lines, constraints, alone, of_platform=False)
+        except Unfit:
+            if len(self.platforms) == 1:
+                raise
+        return self._fitting(lines, constraints, alone, of_platform=True)
+
+    def _fitting(self, lines: Sequence[str], constraints: Sequence[str], alone: bool, *, of_platform: bool) -> Resolved:
+        """Return :meth:`packages`; ``of_platform``: versions are left out for the platform that has no file of them."""
+        unfit: dict[str, Unfit] = {}
+        while True:
+            try:
+                packages = self.project(lines, [*constraints, *unfit]).packages(alone=alone)
+            except Failed:
+                if unfit:
+                    raise next(iter(unfit.values())) from None
+                raise
+            every = {platform.arch: self._usable(packages, platform) for platform in self.platforms}
+            lacking = {}
+            for arch, pin in ((arch, pin) for arch, of in every.items() for pin in of):
+                if not pin.files and pin.name not in self.made:
+                    marker = f" ; {pylock.marker(arch)}" if of_platform else ""
+                    lacking[f"{pin.name}!={pin.version}{marker}"] = Unfit(self.spec, pin, arch)
+            if not lacking:
+                return every
+            unfit |= lacking
+
+    def project(self, lines: Sequence[str], constraints: Sequence[str] = (), **more: object) -> Project:
+        """Return what uv is asked; ``more``: further settings, with ``_`` for ``-`` in their names."""
         spec = self.spec
+        options = {**self.options, **{name.replace("_", "-"): given for name, given in more.items()}}
         # https://docs.astral.sh/uv/reference/settings/#exclude-newer
-        options = ({"exclude-newer": spec.context.as_of} if spec.context.as_of else {}) | dict(options)
+        options = ({"exclude-newer": spec.context.as_of} if spec.context.as_of else {}) | options
+        options["constraint-dependencies"] = [*self.constraints, *constraints]
+        if self.index:
+            name, address, packages = self.index
+            options["index"] = [*options.get("index", []), {"name": name, "url": address, "explicit": True}]
+            options["sources"] = options.get("sources", {}) | {package: {"index": name} for package in packages}
+        kept = [f'[[packages]]\nname = "{name}"\nversion = "{version}"\n' for name, version in self.kept]
         return Project(
             spec.target,
             lines,
             spec.python_version,
             spec.context.offline,
-            spec.wheel_platform,
+            # One environment: uv resolves each that is listed by itself.
+            [" or ".join(pylock.marker(one.arch, one.python_version) for one in self.platforms)],
             options,
             self.indexes,
-            preferred,
+            "".join(['lock-version = "1.0"\ncreated-by = "trainyard"\n', *kept]) if kept else "",
         )
+
+    def _usable(self, packages: Iterable[Package], platform: Spec) -> list[Pin]:
+        """Return the packages of a resolution that a platform has, with the files that it can use."""
+        python, architecture = platform.python_version, platform.architecture
+        environment: dict[str, str | Set[str]] = {**markers.environment(python, architecture.machine)}
+        environment |= {"extras": frozenset(), "dependency_groups": frozenset()}
+        glibc = platform.wheel_platform.rpartition("manylinux_")[2].replace("_", ".")
+        usable, unbuilt = [], self.options.get("no-build-package", ())
+        for package in packages:
+            if package.marker and not package.marker.evaluate(environment, context="lock_file"):
+                continue
+            if (package.archive or package.vcs or package.directory) and package.name not in self.made:
+                raise UserError(
+                    f"{platform.where}: {package.name} asks for an address, which a lock does not hold: name "
+                    f"{package.name} in the requirements"
+                )
+            try:
+                files = pylock.usable_files(package, python, architecture.name, glibc)
+                files = tuple(file for file in files if file.is_wheel or package.name not in unbuilt)
+            except ValueError as error:
+                raise StepFailed(f"cannot lock {platform.target}: {error}") from None
+            usable.append(Pin(package.name, str(package.version), files))
+        return sorted(usable, key=lambda pin: pin.name)
+
+    def without_conflicts(self, lines: Sequence[str]) -> Resolved:
+        """Return :meth:`packages` with the constraints of images/conflicts.yaml, unless these exclude a requirement."""
+        spec, together = self.spec, self.packages(lines)
+        installed = [{**self.present, **of} for of in versions_of(together).values()]
+        held = [
+            one
+            for one in catalog.conflicts().values()
+            if one.constraint and any(one.holds(of, spec.python_version) for of in installed)
+        ]
+        if held:
+            try:
+                together = self.packages(lines, [one.constraint for one in held])
+            except StepFailed:
+                for one in held:
+                    logger.warning(f"{spec.where}: the requirements exclude '{one.constraint}': {one.reason}")
+        return together
 
 
 @dataclass(frozen=True)
@@ -88,138 +212,146 @@ class Compiled:
 
     Attributes:
         line: what asks for it.
-        sha256: of its archive.
+        pin: its archive.
         requires: PEP 508 requirements of the package, ``build_requires``: of its build.
     """
 
     line: Line
-    name: str
-    version: str
-    sha256: str
+    pin: Pin
     requires: tuple[str, ...] = ()
     build_requires: tuple[str, ...] = ()
 
     @property
-    def entry(self) -> str:
-        return f"{self.name}=={self.version} \\\n    --hash=sha256:{self.sha256}\n"
+    def requirement(self) -> str:
+        marker = self.line.requirement.marker
+        return f"{self.pin.name}=={self.pin.version}{f' ; {marker}' if marker else ''}"
+
+    def applies(self, spec: Spec) -> bool:
+        """Return whether the image has it on a platform."""
+        return applies(self.line.requirement.marker, spec.python_version, spec.architecture.machine)
 
 
-def resolve(request: Request, *, sized: bool) -> str:
-    """Return the requirements section: everything that the image needs besides the framework.
+@dataclass(frozen=True)
+class Request:
+    """Describe what a user's repository requires, beside its framework.
 
-    Args:
-        sized: give entries the size of their file, from which layers are made up, and no hashes of files for other
-            platforms.
-    Raises:
-        UserError: a requirement has an address.
-        Failed: uv found no solution, or failed.
+    Attributes:
+        platforms: the specs of its platforms.
+        wanted: what is asked for on all of them.
+        framework: versions of the framework's packages, which are given.
+        index: see :class:`Resolution`, as ``indexes`` and ``kept``.
+        wheels: those that were made of sources.
+        compiled: canonical name -> source distribution.
+        shared: name of an architecture -> pins that are not marked as added; None where nothing is marked.
     """
-    spec, text = request.spec, _resolved(request, sized=sized)
-    found = {**request.base, **request.framework, **versions(text)}
-    held = [one for one in catalog.conflicts().values() if one.constraint and one.holds(found, spec.python_version)]
-    more = [Line(one.constraint, spec.file, 1) for one in held]
-    wanted = replace(request.wanted, constraints=(*request.wanted.constraints, *more))
-    try:
-        return _resolved(replace(request, wanted=wanted), sized=sized) if more else text
-    except Failed:
-        for one in held:
-            logger.warning(f"{spec.where}: the requirements exclude '{one.constraint}': {one.reason}")
-        return text
 
+    platforms: Sequence[RepositorySpec]
+    wanted: Wanted
+    framework: Versions = field(default_factory=dict)
+    index: tuple[str, str, list[str]] | None = None
+    indexes: Sequence[Index] = ()
+    wheels: Sequence[Wheel] = ()
+    compiled: Mapping[str, Compiled] = field(default_factory=dict)
+    kept: Sequence[tuple[str, str]] = ()
+    shared: Mapping[str, Sequence[Pin]] | None = None
 
-def _resolved(request: Request, *, sized: bool) -> str:
-    spec, made = request.spec, {wheel.name: wheel for wheel in request.wheels}
-    lines, options = _project(request)
-    with tempfile.TemporaryDirectory() as folder:
-        if spec.base_contents:
-            base = Path(folder) / "base"
-            base_contents.write_wheels(base, spec.base_contents)
-            options["index"].append(
-                {"name": base_contents.INDEX, "url": base.as_uri(), "format": "flat", "explicit": True}
+    @property
+    def spec(self) -> RepositorySpec:
+        """The first platform."""
+        return self.platforms[0]
+
+    @property
+    def frameworks(self) -> dict[str, str]:
+        """Canonical name -> version of the framework's packages, of any platform."""
+        return {name: version for every in self.framework.values() for name, version in every.items()}
+
+    @property
+    def base(self) -> dict[str, str]:
+        """Canonical name -> version of what a base that holds the framework has besides."""
+        contents = self.spec.base_contents
+        held = contents.packages if contents else {}
+        return {name: version for name, version in held.items() if name not in self.frameworks}
+
+    def constrained(self, texts: Iterable[str]) -> Request:
+        """Return the request with more constraints."""
+        more = tuple(Line(text, self.spec.file, 1) for text in texts)
+        return replace(self, wanted=replace(self.wanted, constraints=(*self.wanted.constraints, *more)))
+
+    def everything(self) -> Resolved:
+        """Return everything that the image has, as uv resolves it; see :meth:`Resolution.without_conflicts`."""
+        lines = exactly(self.framework)
+        variants = contradictions.variants(self.frameworks)
+        lines += [text for line in self.wanted.lines if (text := _line(line, self.frameworks, variants))]
+        for wheel in self.wheels:
+            extras = f"[{','.join(wheel.source.extras)}]" if wheel.source.extras else ""
+            marker = f" ; {wheel.source.marker}" if wheel.source.marker else ""
+            lines.append(f"{wheel.name}{extras} @ {wheel.file.resolve().as_uri()}{marker}")
+        lines += [source.requirement for source in self.compiled.values()]
+        constraints = [line.text for line in self.wanted.constraints if line.name not in variants]
+        with self._options(variants) as options:
+            resolution = Resolution(
+                self.platforms,
+                self.index,
+                self.indexes,
+                self.kept,
+                constraints,
+                options,
+                {wheel.name for wheel in self.wheels},
+                self.base,
             )
-            options["sources"] |= {name: {"index": base_contents.INDEX} for name in request.framework}
-        project = request.project(lines, options, _preferred(request, {*made, *request.framework, *request.compiled}))
-        kept = {}
-        for name, entry in project.entries().items():
-            wheel = made.get(name)
-            if name in request.framework or name in request.compiled or (not wheel and _in_base(request, name, entry)):
-                continue
-            if wheel is None and " @ " in entry.splitlines()[0]:
-                raise UserError(
-                    f"{spec.where}: {name} asks for an address, which a lock does not hold: name {name} in the "
-                    "requirements"
-                )
-            kept[name] = entry
-        from_indexes = "".join(entry for name, entry in kept.items() if name not in made)
-        locked = lock.parse(project.sized(from_indexes) if sized else from_indexes)
-    if request.shared is not None:
-        locked = lock.mark_added(locked, request.shared)
-    pinned = {pin.name: pin.text() for pin in locked}
-    for name, wheel in made.items():
-        pin = Pin(name, wheel.version, (wheel.sha256,), wheel.file.stat().st_size, added=True)
-        pinned[name] = f"{wheel.note}\n{pin.text()}"
-    return "".join(pinned[name] for name in kept)
+            return resolution.without_conflicts(lines)
 
+    @contextlib.contextmanager
+    def _options(self, variants: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Make the ``[tool.uv]`` settings of what is resolved, and the folder that they name."""
+        wanted, framework = self.wanted, self.frameworks
+        options: dict[str, Any] = dict(wanted.options)
+        options["override-dependencies"] = [line.text for line in wanted.overrides if line.name not in variants] + [
+            text
+            for name in dict.fromkeys(line.name for line in wanted.overrides if line.name in framework)
+            for text in exactly({arch: {name: of[name]} for arch, of in self.framework.items() if name in of})
+        ]
+        absent = {*wanted.excludes, *wanted.provided, *(name for name in variants if name not in framework)}
+        options["exclude-dependencies"] = sorted(absent)
+        options["dependency-metadata"] = [
+            *options.get("dependency-metadata", []),
+            *(
+                {"name": one.pin.name, "version": one.pin.version, "requires-dist": one.requires}
+                for one in self.compiled.values()
+            ),
+            *filter(None, (wheels.without_addresses(wheel) for wheel in self.wheels)),
+        ]
+        options["sources"] = {name: of for name, of in wanted.index_of.items() if name not in variants}
+        if not self.spec.base_contents:
+            yield options
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            base = Path(folder) / "base"
+            base_contents.write_wheels(base, self.spec.base_contents)
+            index = {"name": base_contents.INDEX, "url": base.as_uri(), "format": "flat", "explicit": True}
+            options["index"] = [index]
+            options["sources"] |= {name: {"index": base_contents.INDEX} for name in framework}
+            yield options
 
-def _in_base(request: Request, name: str, entry: str) -> bool:
-    """Return whether the base image has a package in the version of ``entry``."""
-    return name in request.base and versions(entry).get(name) == request.base[name]
+    def resolve(self) -> Resolved:
+        """Return everything that the image needs besides the framework, what is compiled and what the base has.
 
-
-def _preferred(request: Request, left_out: Container[str]) -> str:
-    """Return the entries whose versions uv keeps: of the first platform, then of ``known``.
-
-    uv takes the hashes from here too. They are left out where a version is that of the first platform, whose files are
-    others, and where a user names other indexes: a package that moves to another index has other files.
-    """
-    agreed = {
-        name: f"{name}=={version}\n"
-        for name, version in request.first.items()
-        if name in request.upgraded or versions(request.known.get(name, "")).get(name) != version
-    }
-    kept = {name: entry for name, entry in request.known.items() if name not in request.upgraded} | agreed
-    preferred = [entry for name, entry in sorted(kept.items()) if name not in left_out]
-    if request.indexes:
-        preferred = [entry.split(" \\", 1)[0].strip() + "\n" for entry in preferred]
-    return "".join(preferred)
-
-
-def _project(request: Request) -> tuple[list[str], dict[str, Any]]:
-    """Return the dependencies and the ``[tool.uv]`` settings of the project that is resolved."""
-    wanted, framework = request.wanted, request.framework
-    lines = pins(framework)
-    variants = contradictions.variants(framework)
-    lines += [text for line in wanted.lines if (text := _line(line, framework, variants))]
-    for wheel in request.wheels:
-        extras = f"[{','.join(wheel.source.extras)}]" if wheel.source.extras else ""
-        marker = f" ; {wheel.source.marker}" if wheel.source.marker else ""
-        lines.append(f"{wheel.name}{extras} @ {wheel.file.resolve().as_uri()}{marker}")
-    lines += [f"{source.name}=={source.version}" for source in request.compiled.values()]
-    outside = [line for line in (*wanted.constraints, *wanted.overrides) if line.name not in variants]
-    options: dict[str, Any] = dict(wanted.options)
-    options["constraint-dependencies"] = [line.text for line in wanted.constraints if line in outside]
-    options["override-dependencies"] = [
-        line.text if line in outside else f"{line.name}=={framework[line.name]}"
-        for line in wanted.overrides
-        if line in outside or line.name in framework
-    ]
-    absent = {*wanted.excludes, *wanted.provided, *(name for name in variants if name not in framework)}
-    options["exclude-dependencies"] = sorted(absent)
-    options["dependency-metadata"] = [
-        *options.get("dependency-metadata", []),
-        *(
-            {"name": source.name, "version": source.version, "requires-dist": source.requires}
-            for source in request.compiled.values()
-        ),
-        *filter(None, (wheels.without_addresses(wheel) for wheel in request.wheels)),
-    ]
-    options["index"] = []
-    sources = {name: {"index": index} for name, index in wanted.index_of.items() if name not in variants}
-    if request.index:
-        name, address, packages = request.index
-        options["index"].append({"name": name, "url": address, "explicit": True})
-        sources |= {package: {"index": name} for package in packages}
-    return lines, options | {"sources": sources}
+        Raises:
+            UserError: a requirement has an address.
+            Failed: uv found no solution, or failed.
+            StepFailed: no version of a package has a file for each platform.
+        """
+        made = {wheel.name: wheel for wheel in self.wheels}
+        found = {}
+        for arch, every in self.everything().items():
+            absent = self.framework.get(arch, {}).keys() | self.compiled.keys()
+            rest = [pin for pin in every if pin.name not in absent and pin.name not in made]
+            rest = [pin for pin in rest if self.base.get(pin.name) != pin.version]
+            if self.shared is not None:
+                rest = mark_added(rest, self.shared.get(arch, ()))
+            of_sources = [made[pin.name].pin for pin in every if pin.name in made]
+            found[arch] = sorted([*rest, *of_sources], key=lambda pin: pin.name)
+        return found
 
 
 def _line(line: Line, framework: Mapping[str, str], variants: Mapping[str, str]) -> str:
@@ -246,15 +378,15 @@ def compile_sources(request: Request, old: Mapping[str, str]) -> dict[str, Compi
         for name, version in old.items()
         if name in names and names[name].requirement.specifier.contains(version)
     }
-    options = {
-        "constraint-dependencies": pins(kept),
-        "sources": {name: {"index": index} for name, index in request.wanted.index_of.items() if name in names},
-        "no-binary-package": sorted(names),
-    }
-    project = request.project([line.text for line in names.values()], options)
+    project = Resolution(request.platforms, indexes=request.indexes).project(
+        [line.text for line in names.values()],
+        pins(kept),
+        sources={name: of for name, of in request.wanted.index_of.items() if name in names},
+        no_binary_package=sorted(names),
+    )
     return {
         name: _compiled(names[name], package, project)
-        for package in project.files()
+        for package in project.packages(alone=True)
         if (name := canonicalize_name(package.name)) in names
     }
 
@@ -268,18 +400,13 @@ def _compiled(line: Line, package: Package, project: Project) -> Compiled:
         logger.warning(
             f"{line.where}: {package.name} {package.version} does not say what it needs: list that in the requirements"
         )
-    return Compiled(
-        line,
-        canonicalize_name(package.name),
-        str(package.version),
-        package.sdist.hashes["sha256"],
-        archive.requires,
-        archive.build_requires,
-    )
+    file = pylock.file(package.sdist)
+    pin = Pin(canonicalize_name(package.name), str(package.version), (file,), "compiled")
+    return Compiled(line, pin, archive.requires, archive.build_requires)
 
 
-def build_requirements(request: Request) -> str:
-    """Return the build-requires section: what the source distributions are compiled with, which no image has.
+def build_requirements(request: Request) -> Resolved:
+    """Return what the source distributions are compiled with, which no image has.
 
     What the image has, such as torch and numpy, is used as the image has it: compiled for another version, an extension
     might not import.
@@ -290,51 +417,60 @@ def build_requirements(request: Request) -> str:
         UserError: a requirement has an address.
         Failed: uv found no solution, or failed.
     """
-    provided = _provided(request)
-    tools = entries(tool_locks.pins("uv"))
-    known = {name: entry for name, entry in tools if name in _BACKENDS} | dict(request.known)
-    lines = request.wanted.lines
-    names = {line.name for line in lines}
+    everywhere = set.intersection(*(set(_provided(of)) for of in request.framework.values()))
+    tools = [pair for pair in versions(tool_locks.pins("uv")).items() if pair[0] in _BACKENDS]
+    known = {name for name, _ in request.kept}
+    names = {line.name for line in request.wanted.lines}
     options = {
-        "exclude-dependencies": sorted(provided),
-        "sources": {name: {"index": index} for name, index in request.wanted.index_of.items() if name in names},
+        "exclude-dependencies": sorted(everywhere),
+        "sources": {name: of for name, of in request.wanted.index_of.items() if name in names},
     }
-    preferred = _preferred(replace(request, known=known), provided)
-    project = request.project([line.text for line in lines], options, preferred)
-    return "".join(project.entries().values())
+    kept = [*(pair for pair in tools if pair[0] not in known), *request.kept]
+    resolution = Resolution(request.platforms, indexes=request.indexes, kept=kept, options=options)
+    return {
+        arch: [replace(pin, role="build") for pin in every if pin.name not in _provided(request.framework[arch])]
+        for arch, every in resolution.packages([line.text for line in request.wanted.lines]).items()
+    }
 
 
-def _provided(request: Request) -> dict[str, str]:
+def _provided(installed: Mapping[str, str]) -> dict[str, str]:
     """Return canonical name -> version of what a build has from the image."""
-    return {name: version for name, version in request.framework.items() if name not in _BACKENDS}
+    return {name: version for name, version in installed.items() if name not in _BACKENDS}
 
 
 def build_lines(request: Request) -> tuple[Line, ...]:
-    """Return the requirements of the builds that the image does not fulfil.
+    """Return the requirements of the builds that the image does not fulfil on one of its platforms.
 
     Raises:
         UserError: one has an address.
     """
-    needed = [
-        (Line(text, source.line.file, source.line.number), f"{source.name} {source.version}")
+    needed: list[tuple[Line, str, Compiled | None]] = [
+        (Line(text, source.line.file, source.line.number), f"{source.pin.name} {source.pin.version}", source)
         for source in request.compiled.values()
         for text in source.build_requires
     ]
-    needed += [(line, "'build.requires'") for line in request.wanted.build_requires]
-    python, machine = request.spec.python_version, request.spec.architecture.machine
-    provided = _provided(request)
-    lines = []
-    for line, by in needed:
-        wanted = line.requirement
-        if not applies(wanted.marker, python, machine):
-            continue
-        if version := provided.get(line.name):
-            if not wanted.specifier.contains(version, prereleases=True):
-                logger.warning(
-                    f"{line.where}: {by} asks for {line.shown} to be built, and is built with {version} of the image"
+    needed += [(line, "'build.requires'", None) for line in request.wanted.build_requires]
+    lines: dict[str, list[Line]] = {}
+    told: dict[str, None] = {}
+    for spec in request.platforms:
+        provided, compiled = _provided(request.framework[spec.arch]), request.compiled.values()
+        lines[spec.architecture.machine] = missing = []
+        for line, by, source in needed:
+            wanted = line.requirement
+            if not any(one.applies(spec) for one in ([source] if source else compiled)):
+                continue
+            if not applies(wanted.marker, spec.python_version, spec.architecture.machine):
+                continue
+            if version := provided.get(line.name):
+                if not wanted.specifier.contains(version, prereleases=True):
+                    built = f"is built with {version} of the image"
+                    told[f"{line.where}: {by} asks for {line.shown} to be built, and {built}"] = None
+            elif wanted.url:
+                raise UserError(
+                    f"{line.where}: {by} is built with {line.shown}, an address, which a lock does not hold"
                 )
-        elif wanted.url:
-            raise UserError(f"{line.where}: {by} is built with {line.shown}, an address, which a lock does not hold")
-        else:
-            lines.append(line)
-    return tuple(dict.fromkeys(lines))
+            else:
+                missing.append(line)
+    for text in told:
+        logger.warning(text)
+    return requirements.joined(lines)

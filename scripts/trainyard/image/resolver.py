@@ -1,4 +1,4 @@
-"""Resolve requirements with uv to pins with hashes, as the sections of a trainyard.lock have them.
+"""Resolve requirements with uv to pins with hashes.
 
 uv resolves a project without code (:class:`Project`) that is written for it, and reads no settings of this machine:
 only what a project names, and the variables of :data:`_VARIABLES`, can change a lock.
@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import tomllib
 import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
 from functools import cache, cached_property
@@ -29,7 +29,6 @@ from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import conflict
-from trainyard.spec.lock import Pin, parse
 from trainyard.spec.model import Spec
 from trainyard.spec.pylock import FILE, value
 from trainyard.workspace import indexes, source_distributions
@@ -40,7 +39,7 @@ from trainyard.workspace.source_distributions import SourceDistribution
 logger = logging.getLogger(__name__)
 
 #: The platform of locks that are of no image: Debian 12's.
-PLATFORM = AMD64.wheel_platform("2.36")
+_PLATFORM = AMD64.wheel_platform("2.36")
 
 #: Name of the project; uv's reasons begin with it, as in "this-image depends on numpy==2.4.6".
 NAME = "this-image"
@@ -48,10 +47,9 @@ NAME = "this-image"
 #: Options of ``uv pip compile`` for pins with hashes and without addresses.
 _PINS = ("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url", "--output-file", "new.lock")
 
-#: Options of ``uv pip compile`` that list files with sizes and hashes:
+#: Options of ``uv pip compile`` for files with sizes, hashes and addresses:
 #: https://packaging.python.org/en/latest/specifications/pylock-toml/
-_LOCKED = ("--format", "pylock.toml", "--output-file", FILE)
-_FILES = ("--no-deps", *_LOCKED)
+_FILES = ("--universal", "--format", "pylock.toml", "--output-file", FILE)
 
 #: The variables with which uv finds credentials, its cache and interpreters:
 #: https://docs.astral.sh/uv/reference/environment/
@@ -87,11 +85,13 @@ class Failed(StepFailed):
 
     Attributes:
         stderr: what uv wrote, without credentials.
+        unsatisfiable: whether it said so: another exit status tells of an index that does not answer, and the like.
     """
 
-    def __init__(self, target: str, stderr: str) -> None:
+    def __init__(self, target: str, stderr: str, *, unsatisfiable: bool = False) -> None:
         super().__init__(f"cannot lock {target}: {' '.join(stderr.split()) or 'uv failed'}")
         self.stderr = stderr
+        self.unsatisfiable = unsatisfiable
 
 
 @dataclass(frozen=True)
@@ -103,43 +103,50 @@ class Project:
         lines: PEP 508 requirements.
         python: minor version, such as ``3.11``.
         offline: whether uv uses its cache alone.
-        platform: uv's name of the platform that wheels must run on.
+        environments: markers of the environments that uv resolves for at once.
         options: settings by their names in uv's ``[tool.uv]``.
         indexes: package indexes, whose credentials uv gets in variables.
-        preferred: pins, of which uv keeps the versions, and the hashes that they have, if the requirements allow it; a
-            PEP 751 file if there are ``environments``.
-        environments: markers of the environments that uv resolves for at once; empty: for ``platform`` alone.
+        preferred: the output file that uv is to replace: it keeps the versions there if the requirements allow it.
     """
 
     target: str
     lines: Sequence[str]
     python: str
     offline: bool
-    platform: str = PLATFORM
+    environments: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     indexes: Sequence[Index] = ()
     preferred: str = ""
-    environments: Sequence[str] = ()
 
     def entries(self) -> dict[str, str]:
-        """Return canonical name -> entry of everything that the requirements need.
+        """Return canonical name -> entry of a requirements file, with hashes, of everything that is needed on Debian.
 
         Raises:
             Failed: uv found no solution, or failed.
         """
-        return dict(entries(self._compiled(_PINS)))
+        return dict(entries(self._compiled((*_PINS, "--python-platform", _PLATFORM))))
 
-    def files(self) -> list[Package]:
-        """Return the packages of the requirements alone, with their files for the platform.
+    def packages(self, *, alone: bool = False) -> list[Package]:
+        """Return everything that the requirements need in one of the environments, with all files.
 
+        Args:
+            alone: leave out what they need.
         Raises:
-            Failed: an index has none, or uv failed.
+            Failed: uv found no solution, or failed.
         """
-        return list(Pylock.from_dict(tomllib.loads(self._compiled(_FILES))).packages)
+        data = tomllib.loads(self._compiled((*_FILES, *(["--no-deps"] if alone else []))))
+        for package in data["packages"]:
+            if not package.keys() & {"wheels", "sdist", "vcs", "directory", "archive"}:
+                # uv leaves out files that no environment can use, and packaging reads no package without any.
+                wheel = f"{package['name'].replace('-', '_')}-{package['version']}-py3-none-none.whl"
+                package["wheels"] = [{"path": wheel, "hashes": {"sha256": ""}}]
+        return list(Pylock.from_dict(data).packages)
 
-    def install(self, folder: Path) -> None:
+    def install(self, folder: Path, platform: str) -> None:
         """Install the requirements into a folder, from wheels: nothing is built, and nothing of them runs.
 
+        Args:
+            platform: uv's name of the platform that the wheels must run on.
         Raises:
             Failed: one has no wheel, or uv failed.
         """
@@ -149,24 +156,12 @@ class Project:
             (here / "requirements.txt").write_text("\n".join(self.lines), encoding="utf-8")
             command = [*settings.UV, "pip", "install", "--quiet", "--requirement", "requirements.txt"]
             command += ["--target", str(folder), "--only-binary", ":all:", "--link-mode", "copy"]
-            command += ["--python", sys.executable, "--python-version", self.python, "--python-platform", self.platform]
+            command += ["--python", sys.executable, "--python-version", self.python, "--python-platform", platform]
             command += ["--offline"] if self.offline else []
             environment = self._environment(here)
             done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Failed(self.target, without_credentials(done.stderr))
-
-    def locked(self) -> list[Package]:
-        """Return everything that the requirements need in one of the environments, with all files.
-
-        Raises:
-            Failed: uv found no solution, or failed.
-        """
-        return list(Pylock.from_dict(tomllib.loads(self._compiled(_LOCKED))).packages)
-
-    def sized(self, text: str) -> str:
-        """Return the entries of a section with sizes; see :func:`with_sizes`."""
-        return with_sizes(text, lambda pins: replace(self, lines=pins, preferred="").files())
 
     def source_distribution(self, package: Package) -> SourceDistribution | None:
         """Return what the source distribution of a package says; None if no index has it, with its hash.
@@ -183,7 +178,9 @@ class Project:
     def _told(self, name: str, version: str) -> Project:
         """Return the project with what a source distribution says in the place of what its build would tell."""
         options = {**self.options, "no-binary-package": [name]}
-        archive = self.source_distribution(replace(self, lines=[f"{name}=={version}"], options=options).files()[0])
+        archive = self.source_distribution(
+            replace(self, lines=[f"{name}=={version}"], options=options).packages(alone=True)[0]
+        )
         if archive is None or not archive.final:
             logger.warning(f"{self.target}: {name} {version} does not say what it needs: list that in the requirements")
         about = {"name": name, "version": version, "requires-dist": archive.requires if archive else ()}
@@ -191,26 +188,27 @@ class Project:
         return replace(self, options={**self.options, "dependency-metadata": known})
 
     def _compiled(self, arguments: Sequence[str]) -> str:
-        """Return the output file of ``uv pip compile``, the last of ``arguments``. Nothing is built."""
+        """Return the output file of ``uv pip compile`` with ``arguments``. Nothing is built."""
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder)
             self._write(here)
+            if self.preferred:
+                (here / _output(arguments)).write_text(self.preferred, encoding="utf-8")
             command = [*settings.UV, "pip", "compile", "--quiet", "pyproject.toml", *arguments]
             command += ["--python-version", self.python]
-            command += ["--universal"] if self.environments else ["--python-platform", self.platform]
             command += ["--python", f"{_python().name}/bin/python", "--no-build-isolation"]
             if self.offline:
                 command.append("--offline")
             environment = self._environment(here)
             done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
             if not done.returncode:
-                return (here / arguments[-1]).read_text(encoding="utf-8")
+                return (here / _output(arguments)).read_text(encoding="utf-8")
             untold = _pkg_info(here / "untold" / "PKG-INFO")
             told = [(one.get("name"), one.get("version")) for one in self.options.get("dependency-metadata", [])]
             if untold and untold not in told and "--no-deps" not in arguments:
                 return self._told(*untold)._compiled(arguments)
             _check_cache(environment)
-            raise Failed(self.target, without_credentials(done.stderr))
+            raise Failed(self.target, without_credentials(done.stderr), unsatisfiable=done.returncode == 1)
 
     @cached_property
     def _index_tables(self) -> list[dict[str, Any]]:
@@ -222,19 +220,14 @@ class Project:
         return [*tables, *self.options.get("index", [])]
 
     def _write(self, folder: Path) -> None:
-        """Write the pyproject.toml, the uv.toml that replaces those of this machine, and the preferred pins."""
+        """Write the pyproject.toml, and the empty uv.toml in the place of this machine's."""
         settled = {key: of for key, of in {**self.options, "index": self._index_tables}.items() if of}
-        # uv reads the environments of a project alone, and no settings of a project beside a uv.toml that is named.
         settled |= {"environments": list(self.environments)} if self.environments else {}
-        in_project = (*settled,) if self.environments else ("index", "sources")
-        rows = [f"{key} = {value(of)}" for key, of in settled.items() if key != "sources" and not self.environments]
-        (folder / "uv").mkdir()
-        (folder / "uv" / "uv.toml").write_text("\n".join([*rows, ""]), encoding="utf-8")
         head = ["[project]", f'name = "{NAME}"', 'version = "0"', f"dependencies = {value(list(self.lines))}"]
-        rows = [f"{key} = {value(of)}" for key, of in settled.items() if key in in_project]
+        rows = [f"{key} = {value(of)}" for key, of in settled.items()]
         (folder / "pyproject.toml").write_text("\n".join([*head, "[tool.uv]", *rows, ""]), encoding="utf-8")
-        if self.preferred:  # uv keeps the versions of its output file if it can
-            (folder / (FILE if self.environments else _PINS[-1])).write_text(self.preferred, encoding="utf-8")
+        (folder / "uv").mkdir()
+        (folder / "uv" / "uv.toml").touch()
         (folder / "untold").mkdir()
 
     def _environment(self, folder: Path) -> dict[str, str]:
@@ -242,10 +235,8 @@ class Project:
         environment = {
             name: value for name, value in given.items() if not name.startswith("UV_") or _VARIABLES.fullmatch(name)
         }
-        if self.environments:  # https://docs.astral.sh/uv/concepts/configuration-files/
-            environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"), str(folder))
-        else:
-            environment["UV_CONFIG_FILE"] = str(folder / "uv" / "uv.toml")
+        # https://docs.astral.sh/uv/concepts/configuration-files/
+        environment |= dict.fromkeys(("XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"), str(folder))
         environment[_UNTOLD] = str(folder / "untold")
         environment |= indexes.environment(self.indexes)
         # uv's own CA certificates lack those of networks that inspect TLS.
@@ -277,41 +268,9 @@ def _check_cache(environment: Mapping[str, str]) -> None:
         raise UserError(f"{folder}, where uv keeps what it downloads, cannot be written: set 'UV_CACHE_DIR=<folder>'")
 
 
-def with_sizes(text: str, files: Callable[[list[str]], list[Package]]) -> str:
-    """Return entries of a lock with the size of their file, and without hashes of files for other platforms.
-
-    An entry stays as it is if it has a size already, or if no index has its files any more: then its wheel counts as
-    small, and a warning says so.
-
-    Args:
-        files: returns the packages of pins with their files, as :meth:`Project.files`.
-    """
-    pins = parse(text)
-    missing = [pin for pin in pins if not pin.size]
-    if not missing:
-        return text
-    try:
-        packages = files([f"{pin.name}=={pin.version}" for pin in missing])
-    except Failed as error:
-        names = ", ".join(pin.name for pin in missing)
-        reason = " ".join(error.stderr.split())[:200]
-        logger.warning(f"no sizes of {names}, which share layers of small wheels: {reason}")
-        return text
-    known = {str(canonicalize_name(package.name)): list(_files(package)) for package in packages}
-    return "".join(_sized(pin, known.get(pin.name, [])).text() for pin in pins)
-
-
-def _files(package: Package) -> Iterator[tuple[str, int]]:
-    """Yield SHA-256 and size of a package's wheels, or of its source distribution if it has none."""
-    for file in package.wheels or filter(None, [package.sdist]):
-        yield file.hashes.get("sha256", ""), file.size or 0
-
-
-def _sized(pin: Pin, files: list[tuple[str, int]]) -> Pin:
-    accepted = {digest: size for digest, size in files if digest in pin.hashes}
-    if pin.size or not accepted:
-        return pin
-    return Pin(pin.name, pin.version, tuple(sorted(accepted)), max(accepted.values()), pin.added)
+def _output(arguments: Sequence[str]) -> str:
+    """Return the name of the output file that arguments have."""
+    return arguments[arguments.index("--output-file") + 1]
 
 
 def default_index() -> list[Index]:
@@ -339,11 +298,6 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
             entry = []
         if line and not line.startswith("#"):
             entry.append(line)
-
-
-def unhashed(known: Mapping[str, str]) -> dict[str, str]:
-    """Return canonical name -> entry without hashes, for canonical name -> version."""
-    return {name: f"{name}=={version}\n" for name, version in known.items()}
 
 
 def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:

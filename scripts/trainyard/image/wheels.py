@@ -13,7 +13,9 @@ import requests
 
 from trainyard.common.errors import StepFailed
 from trainyard.image import resolver
+from trainyard.image.resolution import Resolution
 from trainyard.image.resolver import default_index
+from trainyard.spec.lock import versions
 from trainyard.spec.model import Spec
 
 #: Bytes per request; the directory of torch's wheel has 2 MB.
@@ -66,11 +68,9 @@ def addresses(spec: Spec, index: str) -> dict[str, str]:
     Raises:
         StepFailed: uv could not resolve them; the message ends with its error.
     """
-    locked = resolver.pins({pin.name: pin.version for pin in spec.locked(index).framework})
-    project = resolver.Project(
-        spec.target, locked, spec.python_version, spec.context.offline, spec.wheel_platform, indexes=default_index()
-    )
-    return {package.name: str(package.wheels[0].url) for package in project.files() if package.wheels}
+    locked = resolver.pins(versions(spec.locked(index).framework))
+    found = Resolution([spec], indexes=default_index()).packages(locked, alone=True)
+    return {pin.name: pin.files[0].url for pin in found[spec.arch]}
 
 
 def files(url: str, session: requests.Session) -> dict[str, int]:

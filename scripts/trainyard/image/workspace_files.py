@@ -46,8 +46,7 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)
     wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
-    locked = spec.locked().text("requirements")
-    wheels.ensure(wanted.sources, locked, spec.lock_file, built, build_backends.of_spec(spec).wheel)
+    wheels.ensure(wanted.sources, spec.locked().requirements, spec.lock_file, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
     diff_id = ""
     if spec.has_code:

@@ -84,7 +84,7 @@ def _matrix(specs: list[Spec]) -> list[str]:
 
 
 def _same_framework(spec: Spec, parent: Spec) -> bool:
-    return all(spec.locked().text(kind) == parent.locked().text(kind) for kind in ("framework", "base"))
+    return (spec.locked().framework, spec.locked().base) == (parent.locked().framework, parent.locked().base)
 
 
 def _generated(commands: Any) -> list[str]:

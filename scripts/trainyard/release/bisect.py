@@ -30,9 +30,8 @@ from trainyard.recipe import Command, Recipe
 from trainyard.release import culprit, image_packages, mixed_lock
 from trainyard.release.culprit import Changes, Verdict
 from trainyard.release.mixed_lock import Mixture, Side
-from trainyard.spec import lock as locks
 from trainyard.spec import model, pylock, state, workspace
-from trainyard.spec.lock import Lock
+from trainyard.spec.lock import Lock, Unreadable
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.naming import NAME
 from trainyard.workspace import check as workspace_check
@@ -140,11 +139,11 @@ def extending(spec: Spec) -> RepositorySpec:
         text = f"extends: {spec.target}\nname: {spec.target}-tried\nplatforms: [{', '.join(spec.platforms)}]\n"
         (folder / workspace.FILE).write_text(text, encoding="utf-8")
         if spec.usable_lock:
-            locks.write(folder / locks.FILE, spec.usable_lock)
+            pylock.write(folder / pylock.REPOSITORY_FILE, spec.usable_lock)
         # A lock of the catalogue is no lock of a repository, and is given to it.
         spec = model.load(str(folder), spec.arch, spec.context).model_copy(update={"lock": spec.lock})
     own = spec.repository(f"{spec.where}: give a target of the catalogue, or the folder of a {workspace.FILE}")
-    if isinstance(own.lock, locks.Unreadable):
+    if isinstance(own.lock, Unreadable):
         raise UserError(own.lock.reason)
     return build_backends.asked(own)
 
@@ -165,7 +164,7 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
         UserError: it is none of these, or its packages cannot be exchanged.
     """
     if text is None:
-        if isinstance(spec.lock, locks.Unreadable):
+        if isinstance(spec.lock, Unreadable):
             raise UserError(spec.lock.reason)
         return mixed_lock.of_lock(relative(spec.lock_file), spec.lock, spec.arch)
     path = Path(text)
@@ -179,7 +178,7 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
         found = image_packages.find(spec.context.engine, text)
     except (UserError, StepFailed) as error:
         raise UserError(
-            f"'{text}' is neither a file, nor a commit with a {locks.FILE}, nor an image ({error})"
+            f"'{text}' is neither a file, nor a commit with a {pylock.REPOSITORY_FILE}, nor an image ({error})"
         ) from None
     return mixed_lock.of_image(text, found.python, other or side(None, spec), spec)
 
@@ -187,17 +186,16 @@ def side(text: str | None, spec: RepositorySpec, other: Side | None = None) -> S
 def _read(texts: Mapping[str, str], name: str) -> Lock:
     """Return the lock in texts, by the names of their files, of a repository or a target."""
     try:
-        if not all(file.endswith(".toml") for file in texts):
-            return locks.loads(next(iter(texts.values())), "trainyard lock")
-        contents = {pylock.index_of(file): pylock.loads(text, "trainyard lock") for file, text in texts.items()}
-        return pylock.of_contents(contents)
+        return pylock.merged(
+            pylock.loads(text, "trainyard lock", pylock.index_of(file)) for file, text in texts.items()
+        )
     except ValueError as error:
         raise UserError(f"{name}{error}") from None
 
 
 def _committed(revision: str, folder: Path) -> dict[str, str]:
     """Return name -> text of the lock of a repository, or else of a target, that a folder has in a commit."""
-    for names in ([locks.FILE], pylock.file_names()):
+    for names in map(pylock.file_names, (Path(pylock.REPOSITORY_FILE), Path(pylock.FILE))):
         try:
             shown = {name: git.run(folder, "show", "--end-of-options", f"{revision}:./{name}") for name in names}
         except FileNotFoundError:
@@ -275,7 +273,8 @@ def key(spec: RepositorySpec, check: Check, *ends: Lock) -> str:
     """Return the SHA-256 of what verdicts about locks depend on: these, the check, the code, and the smoke test."""
     digest = hashlib.sha256(repr((check, spec.workspace.config_hash, spec.extends.target)).encode())
     for lock in ends:
-        digest.update(lock.text().encode())
+        for index in sorted(lock.indexes):
+            digest.update(pylock.text(lock, index).encode())
     for file in workspace_check.require(spec):
         content = str(file.link).encode() if file.link is not None else file.source.read_bytes()
         digest.update(f"{file.path}\0{hashlib.sha256(content).hexdigest()}\0".encode())

@@ -40,7 +40,7 @@ _NAMED = 3
 _PARTS = {"code.tar": "code"}
 
 #: How the names of inputs begin whose changes are changes of packages, or of settings.
-_OF_PACKAGES = ("trainyard.lock", "pylock.", "Dockerfile")
+_OF_PACKAGES = ("pylock.", "Dockerfile")
 
 #: Files of every image of Trainyard: the launcher, and what it reads about the image.
 _LAUNCHER, _ABOUT = "/usr/local/bin/launch", recipes.PATH

@@ -57,7 +57,7 @@ class Code(Protocol):
 
     Attributes:
         folder: of the repository, ``kept``: of what is kept about its image, whatever the platform.
-        lock: SHA-256 of trainyard.lock, ``config``: that of what trainyard.yaml says; as the image's labels have them.
+        lock: SHA-256 of the lock, ``config``: that of what trainyard.yaml says; as the image's labels have them.
     """
 
     @property
@@ -82,7 +82,7 @@ class Code(Protocol):
         """Write the layer of the code as an uncompressed tar."""
 
     def check_lock(self) -> None:
-        """Raise a :class:`UserError` if trainyard.lock was not resolved from what the repository requires now."""
+        """Raise a :class:`UserError` if the lock was not resolved from what the repository requires now."""
 
     def commit(self) -> Commit:
         """Return the commit of the code."""
@@ -141,7 +141,7 @@ def _check(code: Code, pushed: Push, image: Image) -> None:
     if not image.labels.get(recipes.DIGEST):
         raise UserError(f"{where} was built before images had recipes: run 'trainyard image' and 'trainyard push'")
     compared = {
-        "trainyard.lock": (image.labels.get(f"{LABELS}.lock"), code.lock),
+        "pylock.trainyard.toml": (image.labels.get(f"{LABELS}.lock"), code.lock),
         SETTINGS: (image.labels.get(f"{LABELS}.config"), code.config),
     }
     changed = [name for name, (there, here) in compared.items() if there != here]

@@ -1,37 +1,31 @@
 """Mix the packages of two locks: some in the versions of the one, the others in those of the other.
 
-uv tells which mixtures resolve. What is in neither lock, base, system packages and code, is that of the repository in
+uv tells which mixtures resolve, and what a newer package needs: it may take either version, and keeps the older one if
+it can. What is in neither lock, base, system packages and code, is that of the repository in
 every mixture, and so are packages that are built from git repositories, folders and source distributions.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from packaging.pylock import Package
-from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import UserError
-from trainyard.image import base_image, package_index, repository_lock, resolution
+from trainyard.image import base_image, package_index, repository_lock
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolution import Request
-from trainyard.image.resolver import Failed, versions
+from trainyard.image.resolution import Request, Resolution
+from trainyard.image.resolver import Failed
 from trainyard.release.culprit import Changes
-from trainyard.spec import lock as locks
-from trainyard.spec.lock import DEFAULT, Lock, Pin, Section
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Pin, ordered, versions
 from trainyard.spec.model import RepositorySpec
-from trainyard.workspace import indexes, requirements, wheels
+from trainyard.workspace import indexes, requirements
 from trainyard.workspace.lines import Line
 
 logger = logging.getLogger(__name__)
-
-#: Kinds of sections whose packages are mixed.
-_MIXED = ("framework", "requirements")
 
 
 @dataclass(frozen=True)
@@ -40,12 +34,12 @@ class Side:
 
     Attributes:
         name: what the user calls it.
-        pins: name of an index -> canonical name -> kind of the section, and pin.
+        pins: name of an index -> canonical name -> pin.
         lock: that it has them from; None for an image.
     """
 
     name: str
-    pins: Mapping[str, Mapping[str, tuple[str, Pin]]]
+    pins: Mapping[str, Mapping[str, Pin]]
     lock: Lock | None = None
 
 
@@ -55,14 +49,12 @@ def of_lock(name: str, lock: Lock, arch: str) -> Side:
     Raises:
         UserError: it has none for an architecture, or the framework is in its base.
     """
-    pins: dict[str, dict[str, tuple[str, Pin]]] = {}
-    for index in lock.indexes(arch):
-        locked = lock.of(arch, index)
-        if locked is None or locked.base:
+    pins: dict[str, dict[str, Pin]] = {}
+    for index in lock.names(arch):
+        locked = lock.known(arch, index)
+        if locked.base:
             raise UserError(f"{name}: the framework is in the base image, whose packages cannot be exchanged")
-        sourced = {match["name"] for match in map(wheels.NOTE.match, locked.text("requirements").splitlines()) if match}
-        of_index = [(kind, pin) for kind in _MIXED for pin in locks.parse(locked.text(kind))]
-        pins[index] = {pin.name: (kind, pin) for kind, pin in of_index if pin.name not in sourced}
+        pins[index] = {pin.name: pin for pin in (*locked.framework, *locked.requirements) if not pin.made}
     if not pins:
         raise UserError(f"{name}: nothing for {arch}: 'trainyard lock' adds the platform")
     return Side(name, pins, lock)
@@ -79,21 +71,12 @@ def of_image(name: str, packages: Mapping[str, str], other: Side, spec: Reposito
     index = _index(spec, other)
     known, provided = other.pins[index], _Asked(spec).provided
     wanted = {package: version for package, version in packages.items() if package not in provided}
-    kept = {package: known[package] for package in wanted if package in known}
-    found = {package: one for package, one in kept.items() if one[1].version == wanted[package]}
+    found = {package: known[package] for package in wanted if package in known}
+    found = {package: pin for package, pin in found.items() if pin.version == wanted[package]}
     if missing := [f"{package}=={version}" for package, version in wanted.items() if package not in found]:
-        files = _Asked(spec).request(index, ()).project(missing, {}).files()
-        for package in files:
-            pin = _pin(package)
-            found[pin.name] = (known[pin.name][0] if pin.name in known else "requirements", pin)
+        for pin in _Asked(spec).resolution(index).packages(missing, alone=True)[spec.arch]:
+            found[pin.name] = replace(pin, role=known[pin.name].role if pin.name in known else "added")
     return Side(name, {index: found})
-
-
-def _pin(package: Package) -> Pin:
-    files = [*(package.wheels or filter(None, [package.sdist]))]
-    hashes = sorted(file.hashes["sha256"] for file in files)
-    size = max((file.size or 0 for file in files), default=0)
-    return Pin(canonicalize_name(package.name), str(package.version), tuple(hashes), size, added=True)
 
 
 def _index(spec: RepositorySpec, *sides: Side) -> str:
@@ -128,8 +111,12 @@ class _Asked:
             overrides=tuple(pinned.get(line.name, line) for line in self._wanted.overrides),
             excludes=(*self._wanted.excludes, *excludes),
         )
+        return Request([self._spec], wanted, index=package_index.extra(self._spec.parent, index), indexes=self._indexes)
+
+    def resolution(self, index: str) -> Resolution:
+        """Return the resolution of packages alone, with the settings of the repository."""
         extra = package_index.extra(self._spec.parent, index)
-        return Request(self._spec, wanted, index=extra, indexes=self._indexes)
+        return Resolution([self._spec], extra, self._indexes, options=self._wanted.options)
 
 
 @dataclass(frozen=True)
@@ -154,7 +141,7 @@ class Mixture:
     @cached_property
     def changes(self) -> dict[str, tuple[str, str]]:
         """Name -> version in ``good`` and in ``bad``, empty where there is none; sorted by name."""
-        old, new = ({name: pin.version for name, (_, pin) in side.pins[self.index].items()} for side in self._sides)
+        old, new = (versions(side.pins[self.index].values()) for side in self._sides)
         names = sorted({*old, *new})
         both = {name: (old.get(name, ""), new.get(name, "")) for name in names}
         return {name: pair for name, pair in both.items() if pair[0] != pair[1]}
@@ -190,30 +177,51 @@ class Mixture:
         return self.spec.model_copy(update={"context": replace(self.spec.context, offline=True)})
 
     def _complete(self, must: Changes, may: Changes, spec: RepositorySpec) -> Changes | None:
-        """Add to a set what uv says is missing: a newer package, and an older one that do not go together.
+        """Add to a set what it needs, with uv, to which the older versions are preferred.
 
-        Everything has one version, so that uv has nothing to search for.
+        No change that is added can be left out, each by itself.
         """
-        while (must := self.with_needs(must)) <= may:
+        must = self.with_needs(must)
+        found = self._solved(must, may, spec) if must <= may else None
+        for name in sorted(found - must) if found else ():
+            if found and name in found:
+                found = self._solved(must, found - {name}, spec) or found
+        if found and len(must) == 1:
+            self._needs[next(iter(must))] = set(found - must)
+        return found
+
+    def _solved(self, must: Changes, may: Changes, spec: RepositorySpec) -> Changes | None:
+        """Return the changes of a resolution; None if there is none.
+
+        A package that only ``good`` has stays if it can: uv is asked with it, and without.
+        """
+        removed = sorted(name for name in may - must if not self.changes[name][1])
+        gone: list[str] = []
+        found = self._resolved(must, may, spec)
+        if found is None and removed:
+            gone = removed
+            found = self._resolved(must.union(gone), may, spec)
+            for name in removed:
+                fewer = [one for one in gone if one != name]
+                if found and (other := self._resolved(must.union(fewer), may, spec)) is not None:
+                    gone, found = fewer, other
+        return found
+
+    def _resolved(self, must: Changes, may: Changes, spec: RepositorySpec) -> Changes | None:
+        between: list[str] = []
+        while True:
             lines, constraints = self._asked_for(must, may)
             try:
-                found = versions(resolution.resolve(self._request(lines, constraints, spec), sized=False))
-                missing = frozenset(name for name in found if name in self.changes) - must
-                missing = frozenset(name for name in missing if not self.changes[name][0])
-                if not missing:
-                    return must
+                everything = self._request(lines, [*constraints, *between], spec).everything()[spec.arch]
             except Failed as error:
-                text = " ".join(error.stderr.split())
-                if "No solution found" not in text:
+                if not error.unsatisfiable:
                     raise
-                named = frozenset(name for name in self.changes if re.search(rf"(?<![\w.-]){name}(?![\w-])", text))
-                missing = (named & may) - must
-                if len(causes := named & must) == 1 and missing:
-                    self._needs.setdefault(next(iter(causes)), set()).update(missing)
-            if not missing:
                 return None
-            must |= missing
-        return None
+            have = {name: version for name, version in versions(everything).items() if name in self.changes}
+            if neither := [f"{name}!={version}" for name, version in have.items() if version not in self.changes[name]]:
+                between += neither
+                continue
+            return must | {name for name, version in have.items() if version == self.changes[name][1]}
 
     def with_needs(self, changes: Changes) -> Changes:
         """Return changes with those that they are known to need."""
@@ -224,20 +232,27 @@ class Mixture:
         return found
 
     def _asked_for(self, must: Changes, may: Changes) -> tuple[list[str], list[str]]:
-        """Return the requirements and constraints of a set; what is only in the newer lock may come along."""
+        """Return requirements and constraints: the versions of ``must``, and either version of the rest of ``may``.
+
+        What only ``bad`` has may come along.
+        """
         of_good = self.good.pins[self.index]
-        lines = [f"{name}=={pin.version}" for name, (_, pin) in of_good.items() if name not in self.changes]
+        lines = [f"{name}=={pin.version}" for name, pin in of_good.items() if name not in self.changes]
         constraints = []
         for name, pair in self.changes.items():
-            if version := pair[name in must]:
-                lines.append(f"{name}=={version}")
+            fixed = pair[name in must]
+            if name in may - must and all(pair):
+                lines.append(f"{name}{_either(*pair)}")
+            elif fixed:
+                lines.append(f"{name}=={fixed}")
             else:
                 constraints.append(f"{name}=={pair[1]}" if pair[1] and name in may else f"{name}<0.dev0")
         return lines, constraints
 
     def _request(self, lines: list[str], constraints: list[str], spec: RepositorySpec) -> Request:
-        known = {name: f"{name}=={pin.version}\n" for name, (_, pin) in self.good.pins[self.index].items()}
-        return replace(self._asked.request(self.index, lines, constraints, self._excluded), known=known, spec=spec)
+        kept = list(versions(self.good.pins[self.index].values()).items())
+        request = self._asked.request(self.index, lines, constraints, self._excluded)
+        return replace(request, kept=kept, platforms=[spec])
 
     @cached_property
     def _asked(self) -> _Asked:
@@ -246,34 +261,33 @@ class Mixture:
     @cached_property
     def _excluded(self) -> list[str]:
         """Return the packages that uv leaves out: those built from sources, and TensorFlow under other names."""
-        every = {name: pin.version for side in self._sides for name, (_, pin) in side.pins[self.index].items()}
-        built = versions("".join(self._built.values())).keys() - every.keys()
+        every = {name: pin.version for side in self._sides for name, pin in side.pins[self.index].items()}
+        built = {pin.name for pin in self._built(self.index)} - every.keys()
         return sorted(built | (contradictions.variants(every).keys() - every.keys()))
 
-    @cached_property
-    def _built(self) -> dict[Section, str]:
-        """Return the entries of ``bad`` that are built from sources; every mixture has them."""
-        found: dict[Section, str] = {}
-        for section, text in (self.bad.lock.sections if self.bad.lock else {}).items():
-            if section.arch == self.spec.arch and section.kind not in _MIXED:
-                found[section] = text
-            elif section.arch == self.spec.arch:
-                entries = {pin.name: pin.text() for pin in locks.parse(text)}
-                notes = filter(None, map(wheels.NOTE.match, text.splitlines()))
-                found[section] = "".join(f"{note[0]}\n{entries[note['name']]}" for note in notes)
-        return found
+    def _built(self, index: str) -> list[Pin]:
+        """Return what ``bad`` has built from sources, and to build it; every mixture has that."""
+        locked = self.bad.lock.known(self.spec.arch, index) if self.bad.lock else Locked()
+        return [pin for pin in locked.pins if pin.made or pin.role in ("compiled", "build")]
 
     def lock(self, changes: Changes) -> Lock:
         """Return the lock of a set of changes, as the repository's is written now."""
-        sections = {section: text for section, text in self._built.items() if section.kind not in _MIXED}
-        for index, kind in itertools.product((one for one in self.bad.pins if one in self.good.pins), _MIXED):
+        locked = {}
+        for index in (one for one in self.bad.pins if one in self.good.pins):
             old, new = self.good.pins[index], self.bad.pins[index]
-            mixed = {name: one for name, one in old.items() if name not in self.changes}
-            mixed |= {name: one for name, one in new.items() if name not in self.changes or name in changes}
-            mixed |= {name: one for name, one in old.items() if name in self.changes and name not in changes}
-            section = Section(self.spec.arch, kind, index)
-            texts = [pin.text() for _, (of_kind, pin) in sorted(mixed.items()) if of_kind == kind]
-            sections[section] = "".join([*texts, self._built.get(section, "")])
+            mixed = {name: pin for name, pin in old.items() if name not in self.changes}
+            mixed |= {name: pin for name, pin in new.items() if name not in self.changes or name in changes}
+            mixed |= {name: pin for name, pin in old.items() if name in self.changes and name not in changes}
+            locked[index] = {self.spec.arch: Locked(ordered([*mixed.values(), *self._built(index)]))}
         spec, known = self.spec, self.bad.lock.origin if self.bad.lock else None
         base = known.base if known else base_image.lockable_reference(spec.base, spec.context)
-        return repository_lock.trial(spec, sections, base)
+        return repository_lock.trial(spec, Lock(spec.python_version, locked), base)
+
+
+def _either(one: str, other: str) -> str:
+    """Return the specifiers that two versions fulfil, and those between them."""
+    try:
+        low, high = sorted((one, other), key=Version)
+    except InvalidVersion:
+        return ""
+    return f">={low},<={high}" if Version(low).local is None else f">={Version(low).public},<={high}"

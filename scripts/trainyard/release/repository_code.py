@@ -10,7 +10,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import build_backends, facts, recipes
 from trainyard.recipe import Named
 from trainyard.release.code_push import Commit, Layer
-from trainyard.spec import lock
+from trainyard.spec import pylock
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace import check, code_layer
@@ -41,8 +41,10 @@ class RepositoryCode:
     @property
     def lock(self) -> str:
         if not self.spec.lock_file.is_file():
-            raise UserError(f"no {lock.FILE} beside {self.spec.where}: run 'trainyard image' and 'trainyard push'")
-        return facts.sha256_of(self.spec.lock_file)
+            raise UserError(
+                f"no {self.spec.lock_file.name} beside {self.spec.where}: run 'trainyard image' and 'trainyard push'"
+            )
+        return pylock.digest(self.spec.lock_file)
 
     @property
     def config(self) -> str:
@@ -56,7 +58,7 @@ class RepositoryCode:
         from trainyard.image import repository_lock
 
         if not repository_lock.is_current(self.spec):
-            changed = f"the requirements of {self.spec.where} changed since {lock.FILE} was written"
+            changed = f"the requirements of {self.spec.where} changed since {self.spec.lock_file.name} was written"
             raise UserError(f"{changed}: run 'trainyard image' and 'trainyard push'")
 
     def commit(self) -> Commit:

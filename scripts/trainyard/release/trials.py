@@ -265,9 +265,8 @@ class Trials:
 
     def _tried(self, lock: Lock) -> RepositorySpec:
         """Return the spec with what a lock has for its platform, so that the image is built from that as it is."""
-        sections = {section: text for section, text in lock.sections.items() if section.arch == self.spec.arch}
         base = lock.origin.base if lock.origin else ""
-        return self.spec.with_lock(repository_lock.trial(self.spec, sections, base))
+        return self.spec.with_lock(repository_lock.trial(self.spec, lock.only(self.spec.arch), base))
 
     def _measured(self, tried: RepositorySpec, name: str, bounds: Bounds) -> Measured:
         """Return what an image is like, and record it."""

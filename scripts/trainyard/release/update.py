@@ -24,18 +24,17 @@ from trainyard.common import git, stages
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, repository_lock, target_lock
 from trainyard.image.repository_lock import Constrain
-from trainyard.image.resolution import Request
+from trainyard.image.resolution import Resolution
 from trainyard.release import advisories, audit, bisect, mixed_lock
 from trainyard.release.advisories import Snapshot
 from trainyard.release.culprit import Changes
 from trainyard.release.mixed_lock import Mixture
 from trainyard.release.trials import Comparison, Trials
-from trainyard.spec import lock as locks
-from trainyard.spec.lock import DEFAULT, Lock, Origin
+from trainyard.spec import pylock
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin
 from trainyard.spec.model import RepositorySpec, Spec, relative, requirements_of
 from trainyard.spec.state import own
 from trainyard.workspace import indexes, requirements
-from trainyard.workspace.requirements import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -171,10 +170,14 @@ class Update:
         if origin and origin.contents != repository_lock.contents(self.own):
             yield f"the lock stays one of Trainyard {origin.version}: this one needs the group 'framework', too"
 
-    def _versions(self, *kinds: str) -> dict[str, str]:
-        """Return canonical name -> version, without what is built from git repositories and folders."""
+    def _versions(self, *, framework: bool = True) -> dict[str, str]:
+        """Return canonical name -> version, without what is built from git repositories and folders.
+
+        Args:
+            framework: whether with the packages of the framework.
+        """
         pins = mixed_lock.of_lock(self.name, self.lock, self.own.arch).pins[DEFAULT]
-        return {name: pin.version for name, (kind, pin) in pins.items() if not kinds or kind in kinds}
+        return {name: pin.version for name, pin in pins.items() if framework or pin.role != "framework"}
 
     def _mixture(self, lock: Lock) -> Mixture:
         before = mixed_lock.of_lock("the packages before", self.lock, self.own.arch)
@@ -188,7 +191,7 @@ class Update:
             return self._security()
         if group == "base":
             return self._base()
-        own = self._versions("requirements") if group in LEVELS else {}
+        own = self._versions(framework=False) if group in LEVELS else {}
 
         def bounds(versions: Mapping[str, str]) -> list[str]:
             return [f"{name}{within(old, group)}" for name, old in versions.items() if name in own]
@@ -197,7 +200,7 @@ class Update:
 
     def _security(self) -> list[Step]:
         """Try the packages with an advisory in the nearest release that has none, or a later one of its level."""
-        own, fixes, steps = self._versions("requirements"), dict[str, str](), []
+        own, fixes, steps = self._versions(framework=False), dict[str, str](), []
         for name, old in self._versions().items():
             about = self._snapshot.about if self._snapshot else (lambda _name, _version: [])
             known = about(name, old)
@@ -230,8 +233,11 @@ class Update:
         """Resolve a group on top of what was taken before, without known culprits, which are added to ``left_out``."""
         before, held, origin = self.lock, dict[str, str](), self.lock.origin
         if group == "framework" and origin:  # any but that of the lock
-            emptied = {one: "" if one.kind == "framework" else text for one, text in before.sections.items()}
-            before = Lock(emptied, before.day, replace(origin, framework="another"))
+            emptied = {
+                index: {arch: Locked(tuple(locked.requirements)) for arch, locked in of.items()}
+                for index, of in before.indexes.items()
+            }
+            before = replace(before, indexes=emptied, origin=replace(origin, framework="another"))
         while True:
             more = [*self.pins, *(f"{name}{f'=={old}' if old else '<0.dev0'}" for name, old in held.items())]
 
@@ -272,7 +278,7 @@ class Update:
         """Compare a lock with the one before, and take it unless it is worse; None if it has nothing else."""
         mixture, old, new = self._mixture(lock), self.lock.origin, lock.origin
         step = Step(group, [mixture.described(name) for name in mixture.changes])
-        others = {*self._versions("requirements")} if group == "framework" else {*mixture.changes} - members
+        others = {*self._versions(framework=False)} if group == "framework" else {*mixture.changes} - members
         if group not in ("base", "proof"):
             step.along = [mixture.described(name) for name in mixture.changes if name in others]
         if old and new and old.base != new.base:
@@ -320,20 +326,21 @@ class Update:
         wanted = requirements.read(own.workspace, own.python_version, own.architecture.machine)
         named = [(line.requirement, line.where) for line in wanted.lines]
         named += [(Requirement(text), own.extends.where) for text in (*self.pins, *own.extends.packages)]
-        asked = {canonicalize_name(one.name): (one.specifier, where) for one, where in named}
+        asked = {str(canonicalize_name(one.name)): (one.specifier, where) for one, where in named}
         asked = {name: pair for name, pair in asked.items() if name in have and pair[0]}
         if not asked:
             return []
         found = [*indexes.of_machine(), *indexes.of_project(own.workspace, wanted.addresses)]
         try:
-            newest = Request(own, Wanted(options=wanted.options), indexes=found).project(list(asked), {}).files()
+            resolution = Resolution([own], indexes=found, options=wanted.options)
+            newest = resolution.packages(list(asked), alone=True)[own.arch]
         except StepFailed as error:
             logger.debug(str(error))
             return []
         return [
             f"{one.name} {have[one.name]}: there is {one.version}, and {asked[one.name][1]} has {asked[one.name][0]}"
             for one in newest
-            if one.version and not asked[one.name][0].contains(one.version)
+            if not asked[one.name][0].contains(one.version)
         ]
 
 
@@ -368,8 +375,7 @@ def _check_current(own: RepositorySpec) -> None:
 def write(spec: Spec, lock: Lock) -> list[Path]:
     """Write the lock of a repository; of a target of the catalogue, with its Dockerfiles. Return what was written."""
     if _is_own(spec):
-        locks.write(spec.lock_file, lock)
-        return [spec.lock_file]
+        return pylock.write(spec.lock_file, lock)
     return target_lock.lock_versions(spec, lock)[1]
 
 
@@ -402,7 +408,7 @@ def before(spec: Spec) -> str:
     Raises:
         UserError: there is none.
     """
-    if _git(spec.folder, "status", "--porcelain", "--", spec.lock_file.name):
+    if _git(spec.folder, "status", "--porcelain", "--", *pylock.file_names(spec.lock_file)):
         return "HEAD"
     default = _git(spec.folder, "symbolic-ref", "--quiet", "--short", "refs/remotes/origin/HEAD", fails="")
     for branch in filter(None, (default, "origin/main", "origin/master", "main", "master")):
@@ -417,7 +423,7 @@ def check_git(spec: Spec, branch: str | None) -> None:
     Raises:
         UserError: there is no git repository, the branch exists, or the lock has changes that are not committed.
     """
-    if _git(spec.folder, "status", "--porcelain", "--", spec.lock_file.name):
+    if _git(spec.folder, "status", "--porcelain", "--", *pylock.file_names(spec.lock_file)):
         raise UserError(f"{relative(spec.lock_file)}: has changes that are not committed: commit or restore it first")
     if branch:
         _git(spec.folder, "check-ref-format", "--branch", branch)

@@ -183,7 +183,7 @@ class Framework(Strict):
 
 
 class BaseContents(Strict):
-    """Contents of a base that holds the framework: a section of trainyard.lock.
+    """Contents of a base that holds the framework, as a lock records them.
 
     Attributes:
         image: the configured reference, ``reference``: what it was resolved to, with a digest if a registry gave one.
@@ -212,7 +212,3 @@ class BaseContents(Strict):
     def framework(self) -> dict[str, str]:
         """Canonical name -> version of the framework's packages and of those that they need."""
         return {name: self.packages[name] for name in sorted(self.requires) if name in self.packages}
-
-    def text(self) -> str:
-        """The record as it is written."""
-        return self.model_dump_json(indent=2) + "\n"

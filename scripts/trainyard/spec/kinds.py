@@ -5,7 +5,7 @@ Both kinds answer the same questions, so that callers need not ask which of them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ class Wheels:
         python_version: without the patch level.
         python: interpreter of trainers; ``build_python``: that of the Dockerfile's steps, a word of a shell.
         search_path: PATH of the image.
-        layered: sections of the lock that are installed in layers of wheels.
+        layered: whether what is locked is installed in layers of wheels.
         jupyter: variables with which Jupyter finds what is installed.
     """
 
@@ -30,7 +30,7 @@ class Wheels:
     python: ClassVar[str] = "/opt/venv/bin/python"
     build_python: ClassVar[str] = "/usr/bin/python3"
     search_path: ClassVar[str] = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    layered: ClassVar[Sequence[str]] = ("framework", "requirements")
+    layered: ClassVar[bool] = True
     jupyter: ClassVar[Mapping[str, str]] = {}
 
     @property
@@ -56,7 +56,7 @@ class InBase:
     python: ClassVar[str] = "python3"
     build_python: ClassVar[str] = '"$PYTHON"'
     search_path: ClassVar[str] = "/opt/requirements/bin:$PATH"
-    layered: ClassVar[Sequence[str]] = ()
+    layered: ClassVar[bool] = False
     #: Wheels have Jupyter's kernels, extensions and JupyterLab in share/ and etc/, which are beside the packages there,
     #: and Jupyter looks below the prefix of Python:
     #: https://docs.jupyter.org/en/latest/use/jupyter-directories.html,

@@ -1,179 +1,154 @@
-"""Read and write the ``trainyard.lock`` of a user's repository, which is beside its trainyard.yaml.
+"""Hold what is locked for an image: its packages, with the files that are installed, for all platforms and indexes.
 
-It has what an image is made from, for all its platforms and package indexes, as text; a target of the catalogue has a
-:mod:`trainyard.spec.pylock`. A header of comments says what the sections were resolved from; a section is a
-requirements file with hashes and without addresses::
-
-    # Written by 'trainyard lock'. Do not edit.
-    # checksum: <SHA-256 of the sections>
-
-    # [amd64.framework]
-    torch==2.15.0 \\
-        --hash=sha256:...  # 539136850 bytes
-
-    # [amd64.requirements.pytorch-cpu]
-    ...
-
-A section's name has its architecture, its kind and, unless that is the default one, its package index:
-
-``framework``, ``requirements``
-    The big wheels, and everything else. An entry ends with the bytes of its file, from which the image's layers are
-    made up; ``, added`` marks what a user's repository requires and its target does not.
-``base``
-    In place of ``framework`` if the base image holds the framework: its contents, in JSON.
-``compiled``, ``build-requires``
-    Source distributions that are compiled for the image, and what they are compiled with.
-
-The header also says which Trainyard wrote it, and for which target, base and requirements.
+:mod:`trainyard.spec.pylock` reads and writes it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from typing import Literal
 
-from packaging.utils import canonicalize_name
-from pydantic import ValidationError
-
-from trainyard.common.installation import check_writable
-from trainyard.spec import repository_files, yaml_source
-from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.framework import BaseContents
-from trainyard.spec.yaml_source import relative
-
-#: Name of the file.
-FILE = "trainyard.lock"
 
 #: Name of the package index of everything that no other index has.
 DEFAULT = "default"
 
-_TITLE = "# Written by 'trainyard lock'. Do not edit."
-_SECTION = re.compile(r"^# \[([a-z0-9.-]+)\]$")
-_NAME = re.compile(
-    rf"({'|'.join(ARCHITECTURES)})\.(?:(framework|requirements)(?:\.([a-z0-9-]+))?|(compiled|build-requires|base))"
-)
-_DAY = re.compile(r"\d{8}")
+#: Why an image has a package: it is of the framework, or needed by that alone; it is required by a user's repository
+#: and not by its target (``added``); it is compiled from its source distribution; it is there while something is
+#: compiled, and no image has it (``build``); or none of these.
+Role = Literal["", "framework", "added", "compiled", "build"]
 
-#: The lines that git puts around the two sides of a conflict:
-#: https://git-scm.com/docs/git-merge#_how_conflicts_are_presented
-_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)")
 
-_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)")
-_SIZE = re.compile(r"  # (\d+) bytes(, added)?$")
+@dataclass(frozen=True, order=True)
+class File:
+    """Describe a wheel or a source distribution.
+
+    Attributes:
+        size: in bytes; 0 if no index says.
+        url: its address at an index, which a lock does not have.
+    """
+
+    name: str
+    sha256: str
+    size: int = 0
+    url: str = field(default="", compare=False)
+
+    @property
+    def is_wheel(self) -> bool:
+        return self.name.endswith(".whl")
+
+
+@dataclass(frozen=True)
+class Made:
+    """Name the requirement that a wheel was made of: a git repository, a folder or a file.
+
+    Attributes:
+        key: of the requirement (:func:`trainyard.workspace.wheels.key`).
+        commit: of the git repository; empty of anything else.
+    """
+
+    key: str
+    commit: str = ""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """An entry of a section.
+    """Describe a package of one platform.
 
     Attributes:
         name: canonical.
-        hashes: SHA-256 of the files that are accepted, hexadecimal.
-        size: bytes of the file that is installed, packed; 0 if the index does not say.
-        added: whether a user's repository requires it and its target does not.
+        files: the wheels that the platform can use, or else the source distribution.
+        made: what its wheel was made of; None if it is from a package index.
     """
 
     name: str
     version: str
-    hashes: tuple[str, ...]
-    size: int = 0
-    added: bool = False
+    files: tuple[File, ...]
+    role: Role = ""
+    made: Made | None = None
 
-    def text(self) -> str:
-        """Return the entry as a lock has it."""
-        about = f"  # {self.size} bytes{', added' if self.added else ''}" if self.size or self.added else ""
-        return f"{self.requirement()}{about}\n"
+    @property
+    def added(self) -> bool:
+        return self.role == "added"
+
+    @cached_property
+    def hashes(self) -> tuple[str, ...]:
+        """SHA-256 of the files, hexadecimal."""
+        return tuple(sorted(file.sha256 for file in self.files))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the largest file."""
+        return max((file.size for file in self.files), default=0)
+
+    @property
+    def identity(self) -> tuple[str, str, tuple[str, ...]]:
+        """What decides which files are installed."""
+        return self.name, self.version, self.hashes
 
     def requirement(self) -> str:
-        """Return the entry without its size, as an installer reads it."""
+        """Return the pin as an installer reads it from a requirements file."""
         return " \\\n    ".join([f"{self.name}=={self.version}", *(f"--hash=sha256:{sha}" for sha in self.hashes)])
 
 
-def parse(text: str) -> list[Pin]:
-    """Return the entries of a section.
+def versions(pins: Iterable[Pin]) -> dict[str, str]:
+    """Return canonical name -> version."""
+    return {pin.name: pin.version for pin in pins}
 
-    Raises:
-        ValueError: one of them is not a pin with a hash.
-    """
-    pins = []
-    for entry in re.sub(r"\\\n", " ", text).splitlines():
-        if not entry.strip() or entry.startswith("#"):
-            continue
-        match = _PIN.match(entry)
-        hashes = tuple(re.findall(r"--hash=sha256:([0-9a-f]+)", entry))
-        if not match or not hashes:
-            raise ValueError(f"not a hash-pinned requirement: {entry[:80]!r}")
-        size = _SIZE.search(entry)
-        pins.append(
-            Pin(canonicalize_name(match[1]), match[2], hashes, int(size[1]) if size else 0, bool(size and size[2]))
-        )
-    return pins
+
+def ordered(pins: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Return pins by their names, and last those of what something is compiled with."""
+    return tuple(sorted(pins, key=lambda pin: (pin.role == "build", pin.name)))
 
 
 def mark_added(pins: Iterable[Pin], of_target: Iterable[Pin]) -> list[Pin]:
     """Return the pins, each marked as added unless ``of_target`` has it with the same version and hashes."""
-    shared = {(pin.name, pin.version, pin.hashes) for pin in of_target}
-    return [replace(pin, added=(pin.name, pin.version, pin.hashes) not in shared) for pin in pins]
-
-
-@dataclass(frozen=True)
-class Section:
-    """The name of a section.
-
-    Attributes:
-        arch: name of an architecture.
-        kind: ``framework``, ``requirements``, ``base``, ``compiled`` or ``build-requires``.
-        index: name of a package index.
-    """
-
-    arch: str
-    kind: str
-    index: str = DEFAULT
-
-    def __str__(self) -> str:
-        return f"{self.arch}.{self.kind}{'' if self.index == DEFAULT else f'.{self.index}'}"
+    shared = {pin.identity for pin in of_target}
+    return [replace(pin, role="" if pin.identity in shared else "added") for pin in pins]
 
 
 @dataclass(frozen=True)
 class Locked:
-    """Give the pins of a lock for one platform and one package index.
+    """Hold what is locked for one platform and one package index.
 
     Attributes:
-        texts: kind of a section -> its text.
+        pins: :func:`ordered`.
+        base: contents of the base image, if that holds the framework.
     """
 
-    texts: Mapping[str, str]
+    pins: tuple[Pin, ...] = ()
+    base: BaseContents | None = None
 
-    def text(self, kind: str) -> str:
-        """Return a section; empty if there is none."""
-        return self.texts.get(kind, "")
+    def _of(self, *roles: Role) -> list[Pin]:
+        return [pin for pin in self.pins if pin.role in roles]
 
     @cached_property
     def framework(self) -> list[Pin]:
         """The framework's wheels; none if the base image holds it."""
-        return parse(self.text("framework"))
+        return self._of("framework")
 
     @cached_property
     def requirements(self) -> list[Pin]:
         """Everything that the framework does not need by itself."""
-        return parse(self.text("requirements"))
+        return self._of("", "added")
 
     @cached_property
-    def base(self) -> BaseContents | None:
-        """Contents of a base image that holds the framework."""
-        return BaseContents.model_validate(json.loads(self.texts["base"])) if "base" in self.texts else None
+    def compiled(self) -> list[Pin]:
+        """What is compiled from source distributions."""
+        return self._of("compiled")
+
+    @cached_property
+    def build_requires(self) -> list[Pin]:
+        """What the source distributions are compiled with, besides what the image has."""
+        return self._of("build")
 
     @cached_property
     def versions(self) -> dict[str, str]:
         """Canonical name -> version of every package that the image has."""
-        pins = [*self.framework, *self.requirements, *parse(self.text("compiled"))]
-        return (dict(self.base.packages) if self.base else {}) | {pin.name: pin.version for pin in pins}
+        installed = versions(pin for pin in self.pins if pin.role != "build")
+        return (dict(self.base.packages) if self.base else {}) | installed
 
 
 @dataclass(frozen=True)
@@ -198,47 +173,38 @@ class Origin:
 
 @dataclass(frozen=True)
 class Lock:
-    """The content of a trainyard.lock.
+    """Hold what is locked for an image.
 
     Attributes:
+        python: minor version.
+        indexes: name of a package index -> name of an architecture -> what is locked for them.
         day: when the versions of a nightly were chosen, as in 20261121 (UTC); empty for other images.
         origin: None for a target of the catalogue.
     """
 
-    sections: Mapping[Section, str] = field(default_factory=dict)
+    python: str = ""
+    indexes: Mapping[str, Mapping[str, Locked]] = field(default_factory=dict)
     day: str = ""
     origin: Origin | None = None
 
     def of(self, arch: str, index: str = DEFAULT) -> Locked | None:
-        """Return what the lock has for an architecture and an index; None if it was not locked for them."""
-        return self._locked.get((arch, index))
+        """Return what is locked for an architecture and an index; None if nothing is."""
+        return self.indexes.get(index, {}).get(arch)
 
-    @cached_property
-    def _locked(self) -> dict[tuple[str, str], Locked]:
-        texts: dict[tuple[str, str], dict[str, str]] = {}
-        for section, text in self.sections.items():
-            texts.setdefault((section.arch, section.index), {})[section.kind] = text
-        for (arch, _), own in texts.items():
-            common = texts.get((arch, DEFAULT), {})
-            own |= {kind: common[kind] for kind in ("compiled", "build-requires") if kind in common}
-        return {key: Locked(own) for key, own in texts.items() if "requirements" in own}
+    def known(self, arch: str, index: str) -> Locked:
+        """Return what is locked for an architecture and an index, or else for the default index; else nothing."""
+        return self.of(arch, index) or self.of(arch) or Locked()
 
-    def indexes(self, arch: str) -> list[str]:
+    def names(self, arch: str) -> list[str]:
         """Return the names of the package indexes that an architecture is locked for, the default one first."""
-        names = {one.index for one in self.sections if one.arch == arch and one.kind == "requirements"}
-        return sorted(names, key=lambda name: (name != DEFAULT, name))
+        return sorted(
+            (name for name, locked in self.indexes.items() if arch in locked), key=lambda name: (name != DEFAULT, name)
+        )
 
-    def text(self) -> str:
-        """Return the lock as it is written."""
-        body = _body({str(section): text for section, text in self.sections.items()})
-        facts: dict[str, str] = {}
-        if self.origin:
-            facts["trainyard"] = f"{self.origin.version} {self.origin.contents}"
-            names = ("target", "base", "inputs", *(("framework",) if self.origin.framework else ()))
-            facts |= {name: getattr(self.origin, name) for name in names}
-        facts |= {"day": self.day} if self.day else {}
-        facts["checksum"] = hashlib.sha256(body.encode()).hexdigest()
-        return "\n".join([_TITLE, *(f"# {name}: {value}" for name, value in facts.items()), ""]) + body
+    def only(self, arch: str) -> Lock:
+        """Return what is locked for an architecture alone."""
+        indexes = {name: {arch: locked[arch]} for name, locked in self.indexes.items() if arch in locked}
+        return replace(self, indexes=indexes)
 
 
 @dataclass(frozen=True)
@@ -252,117 +218,3 @@ class Unreadable:
 
     reason: str
     missing: bool = False
-
-
-def _body(texts: Mapping[str, str]) -> str:
-    """Return the sections as a lock has them, of which the checksum is taken."""
-    return "".join(f"\n# [{name}]\n{text}" for name, text in sorted(texts.items()))
-
-
-def read(path: Path, command: str) -> Lock | Unreadable:
-    """Return a lock, or why it cannot be used.
-
-    Args:
-        command: what writes the lock, such as ``trainyard lock cpu``.
-    Raises:
-        UserError: the file is not text that can be read.
-    """
-    if not os.path.lexists(path):
-        return Unreadable(f"{relative(path)} is missing: run '{command}'", missing=True)
-    try:
-        return loads(yaml_source.text(path), command)
-    except ValueError as error:
-        return Unreadable(f"{relative(path)}{error}")
-
-
-def check_no_conflict(text: str, command: str) -> None:
-    """Check that a lock has no conflicts of a merge.
-
-    Raises:
-        ValueError: it has; the message goes on after the name of the file.
-    """
-    for number, line in enumerate(text.splitlines(), 1):
-        if _CONFLICT.match(line):
-            raise ValueError(f":{number}: conflicts of a merge: take one side, then run '{command}'")
-
-
-def loads(text: str, command: str) -> Lock:
-    """Return the lock in a text; see :func:`read`.
-
-    Raises:
-        ValueError: it has conflicts of a merge, or is not as ``trainyard lock`` wrote it; the message goes on after the
-            name of the file.
-    """
-    check_no_conflict(text, command)
-    lines = text.splitlines(keepends=True)
-    start = next((number for number, line in enumerate(lines) if _SECTION.match(line.rstrip("\n"))), len(lines))
-    head = (line.removeprefix("# ").strip().partition(": ") for line in lines[:start] if line.startswith("# "))
-    facts = {name: value for name, _, value in head}
-    version, _, contents = facts.get("trainyard", "").partition(" ")
-    absent = [name for name in ("trainyard", "target", "base", "inputs", "checksum") if not facts.get(name)]
-    if absent or not contents:
-        name = absent[0] if absent else "trainyard"
-        raise ValueError(f": no '# {name}:' line, so not a lock: run '{command}'")
-    texts = _sections("".join(lines[start:]))
-    if hashlib.sha256(_body(texts).encode()).hexdigest() != facts["checksum"]:
-        raise ValueError(f": changed since 'trainyard lock' wrote it: restore it, or run '{command}' again")
-    named = {name: facts.get(name, "") for name in ("target", "base", "inputs", "framework")}
-    origin = Origin(version, contents, **named)
-    try:
-        lock = Lock({_section(name): section for name, section in texts.items()}, facts.get("day", ""), origin)
-        _check(lock)
-    except ValueError as error:
-        by = f"written by another version of Trainyard{f' ({version})' if version else ''}"
-        raise ValueError(f": {by} ({error}): run '{command}' again") from None
-    return lock
-
-
-def _section(name: str) -> Section:
-    match = _NAME.fullmatch(name)
-    if not match:
-        raise ValueError(f"unknown section '{name}'")
-    return Section(match[1], match[2] or match[4], match[3] or DEFAULT)
-
-
-def _check(lock: Lock) -> None:
-    """Check that each platform and index has what an image needs.
-
-    Raises:
-        ValueError: it does not; the message says what.
-    """
-    if lock.day and not _DAY.fullmatch(lock.day):
-        raise ValueError(f"day '{lock.day}'")
-    for arch, index in {(one.arch, one.index) for one in lock.sections}:
-        locked = lock.of(arch, index)
-        if locked is None or ("framework" in locked.texts) == ("base" in locked.texts):
-            raise ValueError(f"no complete pair of sections for {arch}")
-        try:
-            _ = locked.versions
-        except ValidationError as error:
-            raise ValueError(str(error).splitlines()[0]) from None
-
-
-def _sections(text: str) -> dict[str, str]:
-    """Return name -> text of each section; the empty line before a section's name belongs to neither."""
-    sections: dict[str, str] = {}
-    name = ""
-    for line in text.splitlines(keepends=True):
-        match = _SECTION.match(line.rstrip("\n"))
-        if match:
-            sections[name] = sections.get(name, "").removesuffix("\n")
-            name = match[1]
-            sections[name] = ""
-        else:
-            sections[name] = sections.get(name, "") + line
-    sections.pop("", None)
-    return {name: text + "\n" if text and not text.endswith("\n") else text for name, text in sections.items()}
-
-
-def write(path: Path, lock: Lock) -> None:
-    """Write a lock atomically.
-
-    Raises:
-        UserError: it is part of the installed package, or its folder cannot be written.
-    """
-    check_writable(path)
-    repository_files.write(path.parent, path.name, lock.text())

@@ -21,7 +21,7 @@ from ruamel.yaml.comments import CommentedMap
 from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT
-from trainyard.spec import architectures, framework, gpus, lock, matrix, pylock, workspace, yaml_source
+from trainyard.spec import architectures, framework, gpus, matrix, pylock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
@@ -35,7 +35,7 @@ from trainyard.spec.framework import Framework as Framework
 from trainyard.spec.framework import Package, pin
 from trainyard.spec.gpus import DeviceCode
 from trainyard.spec.kinds import InBase, Wheels
-from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable, versions
 from trainyard.spec.markers import applies
 from trainyard.spec.matrix import End
 from trainyard.spec.naming import LABELS
@@ -281,9 +281,9 @@ class Spec(_Document):
         """
         content = self.usable_lock
         known = (content.of(self.arch, index) for index in (self.framework.index, DEFAULT)) if content else ()
-        locked = next(filter(None, known), Locked({}))
-        framework = dict(locked.base.packages) if locked.base else {pin.name: pin.version for pin in locked.framework}
-        others = {pin.name: pin.version for pin in locked.requirements}
+        locked = next(filter(None, known), Locked())
+        framework = dict(locked.base.packages) if locked.base else versions(locked.framework)
+        others = versions(locked.requirements)
         return framework and {self.framework.name.replace("_", "-"): self.version, **framework}, others
 
     def locked(self, index: str = DEFAULT) -> Locked:
@@ -324,8 +324,8 @@ class Spec(_Document):
             return [f"{name}=={contents.packages[canonicalize_name(name)]}" for name in self.base_spec().framework]
         texts = self.declared_packages
         locked = self._own_lock.of(self.arch) if self._own_lock and framework.unpinned(texts) else None
-        versions = {pin.name: pin.version for pin in locked.framework} if locked else {}
-        return [framework.pinned(text, versions) for text in texts]
+        known = versions(locked.framework) if locked else {}
+        return [framework.pinned(text, known) for text in texts]
 
     @property
     def declared_packages(self) -> list[str]:
@@ -470,8 +470,8 @@ class RepositorySpec(Spec):
 
     @property
     def lock_file(self) -> Path:
-        """Return the path of its trainyard.lock, which may not exist."""
-        return self.folder / lock.FILE
+        """Return the path of its lock for the default index, which may not exist."""
+        return self.folder / pylock.REPOSITORY_FILE
 
     @property
     def build_folder(self) -> Path:
@@ -661,7 +661,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
-    content = lock.read(path.with_name(lock.FILE), "trainyard lock")
+    content = pylock.read(path.with_name(pylock.REPOSITORY_FILE), "trainyard lock")
     if parent.context.data and not Path(parent.context.data).is_dir():
         raise UserError(f"--data: no folder '{parent.context.data}'")
     described = Workspace(path, document, parent.context.data)
@@ -704,7 +704,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
 def _chosen(parent: Spec, document: WorkspaceDocument, content: Lock | Unreadable) -> dict[str, Any]:
     """Return the base and the framework of a repository.
 
-    They are those of its target, unless trainyard.lock was resolved for other versions of the framework: then the lock
+    They are those of its target, unless the lock was resolved for other versions of the framework: then the lock
     has them.
     """
     base, origin = document.base or parent.base, content.origin if isinstance(content, Lock) else None
@@ -788,7 +788,7 @@ def _load(folder: Path, below: tuple[Path, ...], context: Context | None = None)
         target=folder.name,
         folder=folder,
         framework_of=framework_of,
-        lock=pylock.read(folder, f"trainyard lock {folder.name}"),
+        lock=pylock.read(folder / pylock.FILE, f"trainyard lock {folder.name}"),
         workspace=Workspace(path, WorkspaceDocument(extends="", code=[])),
         context=context or Context(),
     )
@@ -812,7 +812,7 @@ def _load_version(folder: Path, context: Context | None) -> Spec:
             "framework": target.framework.model_copy(update={"packages": document.packages}),
             "base": document.base or target.base,
             "platforms": document.platforms or target.platforms,
-            "lock": pylock.read(folder, f"trainyard lock {name}"),
+            "lock": pylock.read(folder / pylock.FILE, f"trainyard lock {name}"),
             "workspace": replace(target.workspace, file=path),
         }
     )

@@ -1,11 +1,13 @@
-"""Read and write the locks of targets, which packaging, uv and pip read, too.
+"""Read and write locks, which packaging, uv and pip read, too.
 
 They are PEP 751 files (https://packaging.python.org/en/latest/specifications/pylock-toml/): ``pylock.toml`` beside
-image.yaml, and ``pylock.NAME.toml`` for another package index than the default one, each for all platforms. A wheel or
+image.yaml and ``pylock.trainyard.toml`` beside trainyard.yaml, and ``pylock.NAME.toml`` or
+``pylock.trainyard-NAME.toml`` for another package index than the default one, each for all platforms. A wheel or
 source distribution is named by its file, as no address belongs in a lock: uv and pip install it from a folder with its
-files, or as ``trainyard lock --export`` writes it, with the addresses of an index. What is Trainyard's is in tables
-``tool.trainyard``: ``day`` of a nightly, ``base.<architecture>`` with the contents of a base that holds the framework;
-of a package, ``framework`` or ``added``.
+files, or as ``trainyard lock --export`` writes it, with the addresses of an index. What source distributions are
+compiled with is in the dependency group ``build``. What is Trainyard's is in tables ``tool.trainyard``: ``day`` of a
+nightly, ``origin`` of the lock of a repository, ``base.<architecture>`` with the contents of a base that holds the
+framework; of a package, its role, and what its wheel was made of.
 """
 
 from __future__ import annotations
@@ -15,52 +17,73 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from packaging.pylock import Package, PackageSdist, PackageWheel, Pylock, PylockSelectError, PylockValidationError
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 from pydantic import ValidationError
 
-from trainyard.spec import lock, markers, yaml_source
+from trainyard.common.installation import check_writable
+from trainyard.spec import markers, repository_files, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, UV_GLIBC
 from trainyard.spec.catalog import indexes
 from trainyard.spec.framework import BaseContents
-from trainyard.spec.lock import DEFAULT, Lock, Pin, Section, Unreadable
+from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Origin, Pin, Role, Unreadable, ordered
 from trainyard.spec.yaml_source import relative
 
-#: Name of the lock of the default index; also that of uv's output.
+#: Name of the lock of a target, for the default index; also that of uv's output.
 FILE = "pylock.toml"
+
+#: The same of a user's repository, which may have a pylock.toml of its own.
+REPOSITORY_FILE = "pylock.trainyard.toml"
 
 _TITLE = "# Written by 'trainyard lock'. Do not edit.\n"
 _HEAD = re.compile(rf"{re.escape(_TITLE)}# checksum: ([0-9a-f]{{64}})\n")
+
+#: The lines that git puts around the two sides of a conflict:
+#: https://git-scm.com/docs/git-merge#_how_conflicts_are_presented
+_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)")
+
+#: The dependency group of what source distributions are compiled with, and the marker of its packages.
+_GROUP = "build"
+_OF_GROUP = f"'{_GROUP}' in dependency_groups"
 
 #: Names of manylinux before PEP 600, by the glibc that they stand for: https://peps.python.org/pep-0600/#legacy-manylinux-tags
 _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
-def file_name(index: str) -> str:
-    """Return the name of the lock of a package index."""
-    return FILE if index == DEFAULT else f"pylock.{index}.toml"
+def file_of(lock_file: Path, index: str) -> Path:
+    """Return the path of the lock of a package index.
+
+    Args:
+        lock_file: that of the default index.
+    """
+    if index == DEFAULT:
+        return lock_file
+    separator = "." if lock_file.name == FILE else "-"
+    return lock_file.with_name(f"{lock_file.name.removesuffix('.toml')}{separator}{index}.toml")
 
 
 def index_of(name: str) -> str:
     """Return the package index of a lock by the name of its file; the default one if that says none."""
-    return next((index for index in indexes() if file_name(index) == name), DEFAULT)
+    known = sorted(indexes(), key=len, reverse=True)
+    return next((index for index in known if re.search(rf"[.-]{re.escape(index)}\.toml$", name)), DEFAULT)
 
 
-def file_names() -> list[str]:
-    """Return the names that the locks of a target may have."""
-    return [file_name(index) for index in (DEFAULT, *indexes())]
+def file_names(lock_file: Path) -> list[str]:
+    """Return the names that the locks beside an image.yaml or trainyard.yaml may have."""
+    return [file_of(lock_file, index).name for index in (DEFAULT, *indexes())]
 
 
-def files(folder: Path) -> dict[str, Path]:
-    """Return name of a package index -> path of its lock, for those that are in the folder of a target."""
-    return {index_of(name): folder / name for name in file_names() if os.path.lexists(folder / name)}
+def files(lock_file: Path) -> dict[str, Path]:
+    """Return name of a package index -> path of its lock, for those that are there."""
+    paths = {index: file_of(lock_file, index) for index in (DEFAULT, *indexes())}
+    return {index: path for index, path in paths.items() if os.path.lexists(path)}
 
 
 def marker(arch: str, python: str = "") -> str:
@@ -91,57 +114,20 @@ def tags(python: str, arch: str, glibc: str = UV_GLIBC) -> Sequence[Tag]:
     return [*own, *compatible_tags(version, interpreter, platforms)]
 
 
-@dataclass(frozen=True, order=True)
-class File:
-    """Describe a wheel or a source distribution.
-
-    Attributes:
-        size: in bytes; 0 if no index says.
-        url: its address at an index, which a lock does not have.
-    """
-
-    name: str
-    sha256: str
-    size: int = 0
-    url: str = field(default="", compare=False)
-
-    @property
-    def is_wheel(self) -> bool:
-        return self.name.endswith(".whl")
-
-    def text(self, *, addresses: bool) -> str:
-        """Return the inline table."""
-        where = {"url": self.url} if addresses else {"path": self.name}
-        size = {"size": self.size} if self.size else {}
-        return value({**where, **size, "hashes": {"sha256": self.sha256}})
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Describe a package of one platform.
-
-    Attributes:
-        name: canonical.
-        files: the wheels that the platform can use, or else the source distribution.
-        framework: whether the framework needs it by itself.
-        added: whether an image that extends a target requires it and the target does not.
-    """
-
-    name: str
-    version: str
-    files: tuple[File, ...]
-    framework: bool = False
-    added: bool = False
-
-    @property
-    def pin(self) -> Pin:
-        hashes = tuple(sorted(file.sha256 for file in self.files))
-        return Pin(self.name, self.version, hashes, max(file.size for file in self.files), self.added)
-
-
 @cache
 def _fitting(python: str, arch: str, glibc: str) -> frozenset[Tag]:
     return frozenset(tags(python, arch, glibc))
+
+
+def file(found: PackageWheel | PackageSdist) -> File:
+    """Return a file of a PEP 751 package.
+
+    Raises:
+        ValueError: it has no SHA-256.
+    """
+    if not found.hashes.get("sha256"):
+        raise ValueError(f"{found.filename} has no SHA-256")
+    return File(found.filename, found.hashes["sha256"], found.size or 0, found.url or "")
 
 
 def usable_files(package: Package, python: str, arch: str, glibc: str = UV_GLIBC) -> tuple[File, ...]:
@@ -157,91 +143,75 @@ def usable_files(package: Package, python: str, arch: str, glibc: str = UV_GLIBC
             usable.append(wheel)
     if not usable and package.sdist:
         usable.append(package.sdist)
-    if lacking := next((file for file in usable if "sha256" not in file.hashes), None):
-        raise ValueError(f"{lacking.filename} has no SHA-256")
-    return tuple(sorted(File(file.filename, file.hashes["sha256"], file.size or 0, file.url or "") for file in usable))
+    return tuple(sorted(map(file, usable)))
 
 
-@dataclass(frozen=True)
-class Content:
-    """Hold what a lock has.
+def text(lock: Lock, index: str = DEFAULT, exported: Mapping[Made, str] | None = None) -> str:
+    """Return the lock of a package index as it is written.
 
-    Attributes:
-        python: minor version.
-        entries: name of an architecture -> its packages, sorted by name.
-        day: when the versions of a nightly were chosen, as in 20261121 (UTC).
-        base: name of an architecture -> the contents of its base, if that holds the framework.
+    Args:
+        exported: if given, files have the addresses of an index, and what is made has this for a source, in TOML.
     """
+    locked = lock.indexes[index]
+    grouped = any(pin.role == _GROUP for one in locked.values() for pin in one.pins)
+    body = [
+        'lock-version = "1.0"',
+        *_array("environments", [value(marker(arch)) for arch in locked]),
+        f'requires-python = "=={lock.python}.*"',
+        *([f"dependency-groups = {value([_GROUP])}", "default-groups = []"] if grouped else []),
+        'created-by = "trainyard"',
+        *([] if any(one.pins for one in locked.values()) else ["packages = []"]),
+        *_packages(locked, exported),
+        *([] if exported is not None else _own(lock, locked)),
+        "",
+    ]
+    return with_checksum("\n".join(body))
 
-    python: str
-    entries: Mapping[str, Sequence[Entry]]
-    day: str = ""
-    base: Mapping[str, BaseContents] = field(default_factory=dict)
 
-    def text(self, *, addresses: bool = False) -> str:
-        """Return the lock as it is written.
+def _packages(locked: Mapping[str, Locked], exported: Mapping[Made, str] | None) -> Iterator[str]:
+    merged: dict[tuple[str, str, Role, Made | None], dict[str, Pin]] = {}
+    for arch, one in locked.items():
+        for pin in one.pins:
+            merged.setdefault((pin.name, pin.version, pin.role, pin.made), {})[arch] = pin
+    for (name, version, role, made), of in sorted(merged.items(), key=lambda item: (*item[0][:3], str(item[0][3]))):
+        yield from ("", "[[packages]]", f"name = {value(name)}", f"version = {value(version)}")
+        machines = " or ".join(f"platform_machine == '{ARCHITECTURES[arch].machine}'" for arch in of)
+        conditions = [_OF_GROUP] if role == _GROUP else []
+        if len(of) < len(locked):
+            conditions.append(f"({machines})" if conditions and len(of) > 1 else machines)
+        yield from [f"marker = {value(' and '.join(conditions))}"] if conditions else []
+        if made and exported is not None:
+            yield exported[made]
+            continue
+        every = sorted({file for pin in of.values() for file in pin.files})
+        tables = {file: _file(file, addresses=exported is not None) for file in every}
+        yield from (f"sdist = {table}" for file, table in tables.items() if not file.is_wheel)
+        wheels = [table for file, table in tables.items() if file.is_wheel]
+        yield from _array("wheels", wheels) if wheels else ()
+        about = ({role: True} if role else {}) | ({"made": made.key} if made else {})
+        about |= {"commit": made.commit} if made and made.commit else {}
+        yield from [f"tool = {value({'trainyard': about})}"] if about and exported is None else []
 
-        Args:
-            addresses: whether files have the addresses of an index.
-        """
-        body = "\n".join(
-            [
-                'lock-version = "1.0"',
-                *_array("environments", [value(marker(arch)) for arch in self.entries]),
-                f'requires-python = "=={self.python}.*"',
-                'created-by = "trainyard"',
-                *([] if any(self.entries.values()) else ["packages = []"]),
-                *self._packages(addresses),
-                *self._own(),
-                "",
-            ]
-        )
-        return with_checksum(body)
 
-    def _packages(self, addresses: bool) -> Iterable[str]:
-        merged: dict[tuple[str, str, bool, bool], dict[str, tuple[File, ...]]] = {}
-        for arch, entries in self.entries.items():
-            for entry in entries:
-                key = (entry.name, entry.version, entry.framework, entry.added)
-                merged.setdefault(key, {})[arch] = entry.files
-        for (name, version, framework, added), of in sorted(merged.items()):
-            every = sorted({file for files in of.values() for file in files})
-            yield from ("", "[[packages]]", f"name = {value(name)}", f"version = {value(version)}")
-            if len(of) < len(self.entries):
-                machines = (f"platform_machine == '{ARCHITECTURES[arch].machine}'" for arch in of)
-                yield f"marker = {value(' or '.join(machines))}"
-            yield from (f"sdist = {file.text(addresses=addresses)}" for file in every if not file.is_wheel)
-            wheels = [file.text(addresses=addresses) for file in every if file.is_wheel]
-            yield from _array("wheels", wheels) if wheels else ()
-            roles = {"framework": True} if framework else {"added": True} if added else {}
-            yield from [f"tool = {value({'trainyard': roles})}"] if roles else []
+def _file(file: File, *, addresses: bool) -> str:
+    where = {"url": file.url} if addresses else {"path": file.name}
+    return value({**where, **({"size": file.size} if file.size else {}), "hashes": {"sha256": file.sha256}})
 
-    def _own(self) -> Iterable[str]:
-        if self.day:
-            yield from ("", "[tool.trainyard]", f"day = {value(self.day)}")
-        for arch, base in self.base.items():
-            yield from ("", f"[tool.trainyard.base.{arch}]")
-            for name, given in base.model_dump().items():
-                if not isinstance(given, dict):
-                    yield f"{name} = {value(given)}"
-            for name in ("packages", "requires"):
-                yield from ("", f"[tool.trainyard.base.{arch}.{name}]")
-                yield from (f"{key} = {value(item)}" for key, item in getattr(base, name).items())
 
-    @cached_property
-    def sections(self) -> dict[tuple[str, str], str]:
-        """Return architecture and kind -> the entries of a section."""
-        texts: dict[tuple[str, str], str] = {}
-        for arch, entries in self.entries.items():
-            kinds = {"requirements": [entry for entry in entries if not entry.framework]}
-            if base := self.base.get(arch):
-                texts[arch, "base"] = base.text()
-            else:
-                kinds["framework"] = [entry for entry in entries if entry.framework]
-            # Layers are made up from sizes; beside a base that holds the framework there is one.
-            pins = {kind: [replace(one.pin, size=0) if base else one.pin for one in of] for kind, of in kinds.items()}
-            texts |= {(arch, kind): "".join(pin.text() for pin in of) for kind, of in pins.items()}
-        return texts
+def _own(lock: Lock, locked: Mapping[str, Locked]) -> Iterator[str]:
+    if lock.day:
+        yield from ("", "[tool.trainyard]", f"day = {value(lock.day)}")
+    if lock.origin:
+        yield from ("", "[tool.trainyard.origin]")
+        yield from (f"{name} = {value(given)}" for name, given in asdict(lock.origin).items() if given)
+    for arch, base in ((arch, one.base) for arch, one in locked.items() if one.base):
+        yield from ("", f"[tool.trainyard.base.{arch}]")
+        for name, given in base.model_dump().items():
+            if not isinstance(given, dict):
+                yield f"{name} = {value(given)}"
+        for name in ("packages", "requires"):
+            yield from ("", f"[tool.trainyard.base.{arch}.{name}]")
+            yield from (f"{_key(key)} = {value(item)}" for key, item in getattr(base, name).items())
 
 
 def with_checksum(body: str) -> str:
@@ -266,8 +236,8 @@ def _key(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text)
 
 
-def loads(text: str, command: str) -> Content:
-    """Return what the text of a lock has.
+def loads(text: str, command: str, index: str = DEFAULT) -> Lock:
+    """Return what the text of a lock has, for a package index.
 
     Args:
         command: what writes the lock, such as ``trainyard lock cpu``.
@@ -275,7 +245,9 @@ def loads(text: str, command: str) -> Content:
         ValueError: it has conflicts of a merge, or is not as ``trainyard lock`` wrote it; the message goes on after the
             name of the file.
     """
-    lock.check_no_conflict(text, command)
+    for number, line in enumerate(text.splitlines(), 1):
+        if _CONFLICT.match(line):
+            raise ValueError(f":{number}: conflicts of a merge: take one side, then run '{command}'")
     head = _HEAD.match(text)
     if not head:
         raise ValueError(f": no '# checksum:' line, so not a lock: run '{command}'")
@@ -283,58 +255,107 @@ def loads(text: str, command: str) -> Content:
     if hashlib.sha256(body.encode()).hexdigest() != head[1]:
         raise ValueError(f": changed since 'trainyard lock' wrote it: restore it, or run '{command}' again")
     try:
-        return _parsed(tomllib.loads(body))
+        return _parsed(tomllib.loads(body), index)
     except (KeyError, TypeError, ValueError, PylockValidationError, PylockSelectError, ValidationError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f": written by another version of Trainyard ({reason}): run '{command}' again") from None
 
 
-def _parsed(data: Mapping[str, Any]) -> Content:
+def _parsed(data: Mapping[str, Any], index: str) -> Lock:
     pylock = Pylock.from_dict(data)
     python = str(pylock.requires_python).removeprefix("==").removesuffix(".*")
     own = (pylock.tool or {}).get("trainyard", {})
     if not re.fullmatch(r"\d+\.\d+", python) or not re.fullmatch(r"(\d{8})?", own.get("day", "")):
         raise ValueError(f"requires-python '{pylock.requires_python}', day '{own.get('day', '')}'")
-    entries = {}
+    bases = {arch: BaseContents.model_validate(about) for arch, about in own.get("base", {}).items()}
+    # Packages of the group may also be in the image, in another version: select() takes each name once.
+    of_group = [one for one in data["packages"] if _OF_GROUP in one.get("marker", "")]
+    others = [one for one in data["packages"] if one not in of_group]
+    parts = [
+        (Pylock.from_dict({**data, "packages": part}), group) for part, group in ((others, []), (of_group, [_GROUP]))
+    ]
+    locked = {}
     for arch, architecture in ARCHITECTURES.items():
         environment = markers.environment(python, architecture.machine)
         if any(one.evaluate(environment, context="requirement") for one in pylock.environments or ()):
-            chosen = pylock.select(environment=environment, tags=tags(python, arch))  # type: ignore[arg-type]
-            entries[arch] = tuple(_entry(package, python, arch) for package, _ in chosen)
-    base = {arch: BaseContents.model_validate(about) for arch, about in own.get("base", {}).items()}
-    return Content(python, entries, own.get("day", ""), base)
+            pins = [
+                _pin(package, python, arch)
+                for part, group in parts
+                for package, _ in part.select(
+                    environment=environment,  # type: ignore[arg-type]
+                    tags=tags(python, arch),
+                    dependency_groups=group,
+                )
+            ]
+            locked[arch] = Locked(ordered(pins), bases.get(arch))
+            if bool(locked[arch].framework) == bool(locked[arch].base):
+                raise ValueError(f"no framework for {arch}, or two")
+    if origin := own.get("origin"):
+        origin = Origin(**origin)
+    return Lock(python, {index: locked}, own.get("day", ""), origin)
 
 
-def _entry(package: Package, python: str, arch: str) -> Entry:
-    roles = (package.tool or {}).get("trainyard", {})
-    files = usable_files(package, python, arch)
-    return Entry(package.name, str(package.version), files, bool(roles.get("framework")), bool(roles.get("added")))
+def _pin(package: Package, python: str, arch: str) -> Pin:
+    about = (package.tool or {}).get("trainyard", {})
+    if unknown := sorted(about.keys() - {*get_args(Role), "made", "commit"}):
+        raise ValueError(f"'{unknown[0]}' of {package.name}")
+    role: Role = next((role for role in get_args(Role) if about.get(role)), "")
+    made = Made(about["made"], about.get("commit", "")) if "made" in about else None
+    return Pin(package.name, str(package.version), usable_files(package, python, arch), role, made)
 
 
-def read(folder: Path, command: str) -> Lock | Unreadable:
-    """Return the lock of a target, of all package indexes, or why it cannot be used.
+def read(lock_file: Path, command: str) -> Lock | Unreadable:
+    """Return the lock of an image, of all package indexes, or why it cannot be used.
 
     Args:
-        folder: of its image.yaml, ``command``: see :func:`loads`.
+        lock_file: that of the default index, ``command``: see :func:`loads`.
     Raises:
         UserError: a file is not text that can be read.
     """
-    contents: dict[str, Content] = {}
-    for index, path in files(folder).items():
+    found: dict[str, Lock] = {}
+    for index, path in files(lock_file).items():
         try:
-            contents[index] = loads(yaml_source.text(path), command)
+            found[index] = loads(yaml_source.text(path), command, index)
         except ValueError as error:
             return Unreadable(f"{relative(path)}{error}")
-    if DEFAULT not in contents:
-        return Unreadable(f"{relative(folder / FILE)} is missing: run '{command}'", missing=True)
-    return of_contents(contents)
+    if DEFAULT not in found:
+        return Unreadable(f"{relative(lock_file)} is missing: run '{command}'", missing=True)
+    return merged(found.values())
 
 
-def of_contents(contents: Mapping[str, Content]) -> Lock:
-    """Return the lock of a target, from name of a package index -> what its file has."""
-    sections = {
-        Section(arch, kind, index): text
-        for index, content in contents.items()
-        for (arch, kind), text in content.sections.items()
-    }
-    return Lock(sections, next(iter(contents.values())).day if contents else "")
+def digest(lock_file: Path) -> str:
+    """Return the SHA-256 of the files of a lock."""
+    made = hashlib.sha256()
+    for path in files(lock_file).values():
+        made.update(path.read_bytes())
+    return made.hexdigest()
+
+
+def merged(locks: Iterable[Lock]) -> Lock:
+    """Return the locks of several package indexes as one; what they do not differ in is that of the first."""
+    every = list(locks)
+    return replace(every[0], indexes={name: locked for one in every for name, locked in one.indexes.items()})
+
+
+def changed(lock_file: Path, lock: Lock) -> dict[Path, str]:
+    """Return path -> text of the files of a lock that change; empty for those of indexes that it lacks now."""
+    texts = {file_of(lock_file, index): text(lock, index) for index in lock.indexes}
+    known = files(lock_file).values()
+    gone = {path: "" for path in known if path not in texts}
+    return {path: new for path, new in texts.items() if path not in known or yaml_source.text(path) != new} | gone
+
+
+def write(lock_file: Path, lock: Lock) -> list[Path]:
+    """Write a lock, each of its files atomically, and return the paths of what changed.
+
+    Raises:
+        UserError: it is part of the installed package, or its folder cannot be written.
+    """
+    files_ = changed(lock_file, lock)
+    for path, new in files_.items():
+        check_writable(path)
+        if new:
+            repository_files.write(path.parent, path.name, new)
+        else:
+            path.unlink()
+    return list(files_)

@@ -19,7 +19,7 @@ PARTIAL = ".trainyard-partial"
 
 #: Files of a folder that are read because of their names.
 _READ = re.compile(
-    r"trainyard\.(yaml|lock)|pyproject\.toml|(uv|poetry|pdm)\.(lock|toml)|Pipfile(\.lock)?|pylock.*\.toml|setup\.(cfg|py)"
+    r"trainyard\.yaml|pyproject\.toml|(uv|poetry|pdm)\.(lock|toml)|Pipfile(\.lock)?|pylock.*\.toml|setup\.(cfg|py)"
     r"|PKG-INFO|\.(git|docker)ignore|environment.*\.ya?ml|.*requirements.*\.(txt|in)"
 )
 

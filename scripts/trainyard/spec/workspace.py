@@ -252,7 +252,7 @@ class Workspace:
     def config_hash(self) -> str:
         """SHA-256 of what the document says about an image, whatever its layout and comments: hexadecimal.
 
-        The platforms are not part of it: trainyard.lock, which is compared too, has those.
+        The platforms are not part of it: pylock.trainyard.toml, which is compared too, has those.
         """
         text = self.document.model_dump_json(by_alias=True, exclude={"platforms"})
         return hashlib.sha256(text.encode()).hexdigest()

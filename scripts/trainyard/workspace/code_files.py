@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from trainyard.common import git
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import secret_scan
-from trainyard.spec import lock, yaml_source
+from trainyard.spec import pylock, yaml_source
 from trainyard.spec import workspace as names
 from trainyard.spec.model import relative
 from trainyard.spec.naming import FOLDER
@@ -35,7 +35,7 @@ _LEFT_OUT = frozenset({".git", ".trainyard", "__pycache__", ".devcontainer", ".D
 _LEFT_OUT_ENDINGS = (".pyc", ".pyo", ".egg-info", PARTIAL)
 
 #: Left out beside trainyard.yaml, so that other smoke arguments or a new lock do not change the code's layer.
-_OWN = frozenset({names.FILE, lock.FILE})
+_OWN = frozenset({names.FILE, *pylock.file_names(Path(pylock.REPOSITORY_FILE))})
 
 #: What the names of files begin with that remove others when a layer is unpacked:
 #: https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts

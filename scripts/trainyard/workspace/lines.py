@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -129,6 +130,12 @@ class Line:
         """The text without credentials; only its beginning if it is long."""
         return without_credentials(self.text)[:200]
 
+    def with_marker(self, marker: str) -> Line:
+        """Return the requirement with a marker besides that which it may have."""
+        requirement = Requirement(self.text)
+        requirement.marker = Marker(f"({requirement.marker}) and ({marker})" if requirement.marker else marker)
+        return replace(self, text=str(requirement))
+
     @cached_property
     def requirement(self) -> Requirement:
         """The text as PEP 508 requirement.
@@ -173,6 +180,10 @@ class Source:
     def shown(self) -> str:
         """The location without credentials, for messages."""
         return without_credentials(self.location)
+
+    def with_marker(self, marker: str) -> Source:
+        """Return the requirement with a marker besides that which it may have."""
+        return replace(self, marker=f"({self.marker}) and ({marker})" if self.marker else marker)
 
     @property
     def is_path(self) -> bool:

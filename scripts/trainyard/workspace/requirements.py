@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -21,6 +22,8 @@ from trainyard.workspace import python_projects, requirements_txt
 from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, told_lines, toml
 from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
 from trainyard.workspace.project import Project
+
+Asked = TypeVar("Asked", Line, Source)
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
 _OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pylock.toml",
@@ -39,7 +42,7 @@ class Wanted:
         requires_python: of the code's projects.
         options: resolver settings, by their names in uv's ``[tool.uv]``.
         addresses: kind and address of indexes that a requirements file names.
-        index_of: canonical name -> name of the index that a package is taken from.
+        index_of: canonical name -> entry of uv's ``[tool.uv.sources]``, which names the index of a package.
         compiled: the source distributions of ``build:``, ``build_requires``: what else their builds need.
     """
 
@@ -52,7 +55,7 @@ class Wanted:
     requires_python: tuple[Line, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     addresses: tuple[tuple[Kind, Line], ...] = ()
-    index_of: dict[str, str] = field(default_factory=dict)
+    index_of: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[Line, ...] = ()
     build_requires: tuple[Line, ...] = ()
 
@@ -104,10 +107,46 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
         ),
         options=found.options,
         addresses=tuple(found.addresses),
-        index_of=found.index_of,
+        index_of={name: {"index": index} for name, index in found.index_of.items()},
         compiled=tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.sources if build else ())),
         build_requires=tuple(_yaml_line(ws, text, ("build", "requires")) for text in (build.requires if build else ())),
     )
+
+
+def read_all(ws: Workspace, python: str, machines: Iterable[str]) -> Wanted:
+    """The requirements of a workspace on several architectures, with markers where they differ; see :func:`read`."""
+    every = {machine: read(ws, python, machine) for machine in machines}
+    first = next(iter(every.values()))
+    if all(one == first for one in every.values()):
+        return first
+
+    indexes: dict[str, Any] = {}
+    for name in {name for one in every.values() for name in one.index_of}:
+        of = {machine: one.index_of[name] for machine, one in every.items() if name in one.index_of}
+        same = len(of) == len(every) and all(one == next(iter(of.values())) for one in of.values())
+        marked = [{**one, "marker": f"platform_machine == '{machine}'"} for machine, one in of.items()]
+        indexes[name] = next(iter(of.values())) if same else marked
+    return replace(
+        first,
+        lines=joined({machine: one.lines for machine, one in every.items()}),
+        sources=joined({machine: one.sources for machine, one in every.items()}),
+        constraints=joined({machine: one.constraints for machine, one in every.items()}),
+        overrides=joined({machine: one.overrides for machine, one in every.items()}),
+        index_of=indexes,
+    )
+
+
+def joined(every: Mapping[str, Sequence[Asked]]) -> tuple[Asked, ...]:
+    """Return what is asked for on several architectures, with a marker of those unless it is all.
+
+    Args:
+        every: machine of an architecture -> requirements.
+    """
+    on: dict[Asked, list[str]] = {}
+    for machine, asked in every.items():
+        for one in dict.fromkeys(asked):
+            on.setdefault(one, []).append(f"platform_machine == '{machine}'")
+    return tuple(one if len(of) == len(every) else one.with_marker(" or ".join(of)) for one, of in on.items())
 
 
 def index_options(ws: Workspace) -> Found:

@@ -33,6 +33,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError
+from trainyard.spec.lock import File, Made, Pin
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace.lines import OF_EXTRA, Source, of_any_extra, userinfo, without_credentials, without_userinfo
 
@@ -79,9 +80,10 @@ class Wheel:
     commit: str = ""
 
     @property
-    def note(self) -> str:
-        """The comment above its entry in a lock: where the wheel comes from, without the address."""
-        return f"# {self.name}: {f'commit {self.commit}' if self.commit else 'path'} ({key(self.source)})"
+    def pin(self) -> Pin:
+        """The pin of it in a lock."""
+        file = File(self.file.name, self.sha256, self.file.stat().st_size)
+        return Pin(self.name, self.version, (file,), "added", Made(key(self.source), self.commit))
 
 
 def requires(wheel: Path) -> tuple[list[str], list[str]]:
@@ -128,10 +130,6 @@ def further(wheel: Path, source: Source) -> list[Source]:
         # Not expanded: a third party's URL must not receive environment variables of this host.
         found.append(Source(line, wanted.url, canonicalize_name(wanted.name), tuple(sorted(wanted.extras)), marker))
     return found
-
-
-#: A :attr:`Wheel.note`.
-NOTE = re.compile(r"^# (?P<name>[a-z0-9-]+): (?:commit (?P<commit>[0-9a-f]{40,64})|path) \((?P<key>[0-9a-f]{12})\)$")
 
 
 def key(source: Source) -> str:
@@ -185,17 +183,17 @@ def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], m
     return [_build(source, folder, commits.get(key(source), ""), make) for source in sources]
 
 
-def ensure(required: Iterable[Source], section: str, lock_file: Path, folder: Path, make: Make) -> None:
+def ensure(required: Iterable[Source], pins: Iterable[Pin], lock_file: Path, folder: Path, make: Make) -> None:
     """Make ``folder`` hold the wheels that a workspace's lock pins, and no others; those that are missing are built.
 
     Args:
-        required: the sources that the workspace requires. ``section``: of its lock, the file ``lock_file``.
+        required: the sources that the workspace requires. ``pins``: of its lock, the file ``lock_file``.
     Raises:
         UserError: a source is not what it was when it was locked, or see :func:`build`.
         StepFailed: see :func:`build`.
     """
     sources = {key(one): one for one in required}
-    wanted = _locked(section)
+    wanted = {pin.made.key: (pin.made.commit, pin.hashes[0]) for pin in pins if pin.made}
     there = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in sorted(folder.glob("*.whl"))}
     waiting = dict(wanted)
     while ready := [one for one in waiting if one in sources]:
@@ -218,24 +216,6 @@ def ensure(required: Iterable[Source], section: str, lock_file: Path, folder: Pa
     for path in folder.glob("*.whl"):
         if path not in kept:
             path.unlink()
-
-
-def _locked(section: str) -> dict[str, tuple[str, str]]:
-    """:func:`key` -> commit and SHA-256 of every wheel that a section of a lock has a :attr:`Wheel.note` of."""
-    found = {}
-    lines = section.splitlines()
-    for number, line in enumerate(lines):
-        if match := NOTE.match(line):
-            entry = " ".join(lines[number + 1 : number + 3])
-            sums = re.findall(r"--hash=sha256:([0-9a-f]{64})", entry)
-            found[match["key"]] = (match["commit"] or "", sums[0] if sums else "")
-    return found
-
-
-def locked_commits(section: str, leave_out: frozenset[str] = frozenset()) -> dict[str, str]:
-    """:func:`key` -> the commit that a section of a lock pins for it, except for packages of ``leave_out``."""
-    notes = filter(None, map(NOTE.match, section.splitlines()))
-    return {note["key"]: note["commit"] for note in notes if note["commit"] and note["name"] not in leave_out}
 
 
 def _build(source: Source, folder: Path, commit: str, make: Make) -> Wheel:
