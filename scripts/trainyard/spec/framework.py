@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field
 
 from trainyard.common.errors import nearest
-from trainyard.spec.catalog import Strict
+from trainyard.spec.yaml_source import Strict
 
 #: Packages that install the module tensorflow, so that an image has one of them:
 #: https://www.tensorflow.org/install/pip#package_location
