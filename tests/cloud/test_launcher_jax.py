@@ -19,7 +19,8 @@ from tests.cloud import slurm_cluster
 from tests.cloud.slurm_cluster import Slurm
 from tests.conftest import ROOT
 
-from trainyard.common.context import Context
+from trainyard.image import recipes
+from trainyard.spec.model import load
 from trainyard_jobs import platforms
 from trainyard_jobs.model import request
 from trainyard_jobs.rehearsal.model import Replica
@@ -113,9 +114,9 @@ def test_processes_of_one_node(variables: dict[str, str], program: str, processe
 
 def _job_set(nodes: int) -> str:
     """Return the JobSet that `make job PLATFORM=gke` writes."""
-    options = {"target": "cpu", "workers": nodes}
-    written = platforms.by_name("gke").write(request.parse_request(Context(), options, tpu_machine=False))
-    return written.text
+    known = recipes.outlines(load("cpu"))
+    wanted = request.parse_request({"workers": nodes}, known, lambda _: None, tpu_machine=False)
+    return platforms.by_name("gke").write(wanted).text
 
 
 def _train_job(nodes: int) -> str:

@@ -24,7 +24,8 @@ from tests.cloud import slurm_cluster
 from tests.cloud.slurm_cluster import Slurm
 from tests.conftest import ROOT
 
-from trainyard.common.context import Context
+from trainyard.image import recipes
+from trainyard.spec.model import load
 from trainyard_jobs import platforms
 from trainyard_jobs.model import request
 
@@ -115,9 +116,9 @@ def test_the_script_of_sbatch_is_one_process(slurm: Slurm, tmp_path: Path) -> No
 
 def _written(**options: Any) -> str:
     """The batch script that `make job PLATFORM=slurm` writes for two nodes."""
-    chosen = platforms.by_name("slurm")
-    given = {"target": "cpu", "workers": 2, **options}
-    return chosen.write(request.parse_request(Context(), given, tpu_machine=False)).text
+    known, given = recipes.outlines(load("cpu")), {"workers": 2, **options}
+    wanted = request.parse_request(given, known, lambda _: None, tpu_machine=False)
+    return platforms.by_name("slurm").write(wanted).text
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])

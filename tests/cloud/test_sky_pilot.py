@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from trainyard.common.context import Context
+from trainyard.image import recipes
+from trainyard.spec.model import load
 from trainyard_jobs import platforms
 from trainyard_jobs.model import request
 
@@ -64,8 +65,10 @@ print(json.dumps([read(path) for path in sys.argv[1:]]))
 
 def written(**options: Any) -> str:
     """The task that `make job PLATFORM=skypilot` writes."""
-    chosen = platforms.by_name("skypilot")
-    return chosen.write(request.parse_request(Context(), options, tpu_machine=False)).text
+    target = options.get("target")
+    known = recipes.outlines(load(target)) if target else []
+    wanted = request.parse_request(options, known, lambda _: None, tpu_machine=False)
+    return platforms.by_name("skypilot").write(wanted).text
 
 
 MINIMAL: dict[str, Any] = {"image": IMAGE, "trainer": "mnist"}

@@ -13,6 +13,8 @@ import pytest
 
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity
+from trainyard.image import recipes
+from trainyard.spec import model
 from trainyard_jobs import platforms
 from trainyard_jobs.check import files
 from trainyard_jobs.model import image_metadata, machines, yaml_writer
@@ -107,7 +109,7 @@ JOBSET: dict[str, Any] = {
 
 def evidence(*documents: dict[str, Any], region: str | None = "us-central1", **more: Any) -> Evidence:
     written = "---\n".join(yaml_writer.dump(one) for one in documents)
-    more.setdefault("images", {IMAGE: HOLDS})
+    more = {"images": {IMAGE: HOLDS}, "targets": lambda: recipes.outlines(*model.recommended())} | more
     return Evidence(job_file.parse(written, Path("job.yaml")), region, **more)
 
 

@@ -40,7 +40,11 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def held(target: str) -> Contents:
-    return image_metadata.of_spec(IMAGE, model.load(target))
+    return image_metadata.of_recipes(IMAGE, recipes.outlines(model.load(target)))
+
+
+def recommended() -> list[Recipe]:
+    return recipes.outlines(*model.recommended())
 
 
 def vertex(gpu: str) -> dict[str, Any]:
@@ -75,7 +79,8 @@ def ai_platform(**fields: Any) -> dict[str, Any]:
 
 def findings(job: dict[str, Any], contents: Contents) -> list[Finding]:
     """Return the findings of the rules about GPUs, of all rules of a job."""
-    evidence = Evidence(job_file.parse(json.dumps(job), Path("job.yaml")), images={IMAGE: contents})
+    parsed = job_file.parse(json.dumps(job), Path("job.yaml"))
+    evidence = Evidence(parsed, images={IMAGE: contents}, targets=recommended)
     ids = {rules.images_have_code_for_the_gpu.id, rules.nodes_have_the_driver.id}
     return [finding for finding in all_rules.check(evidence) if finding.rule in ids]
 
@@ -287,7 +292,7 @@ def test_job_refuses_a_gpu_that_the_image_has_no_code_for_in_one_line(
     status, out, err = trainyard("job", "gpu", "--platform", platform, "--accelerator", gpu, "--registry", REGISTRY)
     assert (status, out) == (2, "")
     short = gpu.removeprefix("NVIDIA_TESLA_")
-    (finding,) = codes(vertex(f"NVIDIA_TESLA_{short}"), image_metadata.of_spec(IMAGE, model.load("gpu")))
+    (finding,) = codes(vertex(f"NVIDIA_TESLA_{short}"), held("gpu"))
     said = f"job: invalid job: {finding.what}: use the target gpu-2.7 (torch 2.7.1), or another GPU"
     assert " ".join(err.split()) == said
 
@@ -332,7 +337,7 @@ def checked(tmp_path: Path, reference: str, gpu: str) -> list[Finding]:
     path.write_text(yaml.safe_dump(json.loads(json.dumps(vertex(gpu)).replace(IMAGE, reference))))
     return [
         finding
-        for finding in files.check_file(path, engine=Engine())[1]
+        for finding in files.check_file(path, engine=Engine(), targets=recommended)[1]
         if finding.rule == "images_have_code_for_the_gpu"
     ]
 

@@ -996,6 +996,18 @@ def test_a_job_with_an_image_at_a_registry_on_this_machine_is_written_to_be_rehe
     assert f"WARNING: {image} is at a registry on this machine: 'trainyard job rehearse' can run it" in err
 
 
+@pytest.mark.parametrize(("extends", "framework"), [("cpu", "['torch>=2.8']"), ("tf-nightly", "[tf-nightly]")])
+def test_a_job_of_a_repository_whose_framework_is_not_locked_names_no_version(
+    tmp_path: Path, write: Write, extends: str, framework: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    text = f"extends: {extends}\nrun: [python, train.py]\nframework: {framework}\n"
+    (tmp_path / "mine" / "trainyard.yaml").write_text(text, encoding="utf-8")
+    found = write(*vertex(str(tmp_path / "mine")))[0]
+    assert yaml.safe_load(found)["workerPoolSpecs"][0]["containerSpec"]["imageUri"] == f"{REGISTRY}/trainyard:mine"
+    assert " unlocked\n" in found
+
+
 def redirected(folder: Path, file: str, *words: str) -> str:
     """Return what `trainyard job WORDS >FILE`, run in a folder, writes."""
     (folder / file).parent.mkdir(exist_ok=True)

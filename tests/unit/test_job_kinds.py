@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Callable
@@ -82,7 +83,8 @@ def test_templates_of_a_folder_are_counted_and_not_checked(tmp_path: Path, train
 def test_a_template_of_a_folder_fails_where_signatures_are_demanded(tmp_path: Path) -> None:
     """Otherwise, a placeholder in a second document would hide the image of the first."""
     written(tmp_path, JOB + "---\napiVersion: v1\nkind: Service\nmetadata: {name: <X>}\n")
-    (found,), _ = files.check_files([tmp_path], offline=True, unsigned=lambda _: "it has no signature")
+    check = functools.partial(files.check_file, offline=True, unsigned=lambda _: "it has no signature")
+    (found,), _ = files.check_files([tmp_path], check, signed=True)
     assert "a template: fill in <X>" in found.error
 
 

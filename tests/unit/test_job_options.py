@@ -7,6 +7,7 @@ the real gcloud, kubectl, sbatch and sky read them in tests/cloud.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shlex
@@ -73,7 +74,7 @@ def found_by_check(text: str, folder: Path) -> list[str]:
     """What `trainyard job check` says about a job."""
     path = folder / "job.yaml"
     path.write_text(text, encoding="utf-8")
-    (found,), _ = files.check_files([path], offline=True)
+    (found,), _ = files.check_files([path], functools.partial(files.check_file, offline=True))
     return [one.what for one in found.findings]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import time
 from pathlib import Path
@@ -305,7 +306,7 @@ def test_the_job_of_another_scheduler_is_not_judged(tmp_path: Path, name: str, c
     path = written(tmp_path, content, name)
     with pytest.raises(job_file.OtherFormatError, match=said):
         job_file.load(path)
-    (found,), skipped = files.check_files([path], offline=True)
+    (found,), skipped = files.check_files([path], functools.partial(files.check_file, offline=True))
     assert (found.as_dict()["passed"], said in found.as_dict()["unchecked"], skipped) == (True, True, [])
 
 

@@ -24,6 +24,8 @@ from tests.fakes.registry import Registry, sha256
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.gcloud import Finished
+from trainyard.image import recipes
+from trainyard.spec import model
 from trainyard_jobs.commands import pod
 from trainyard_jobs.pods import actions, api, connectivity_probe, gcloud_args, shell_commands, ssh, xla_dist
 from trainyard_jobs.pods.api import Node
@@ -311,7 +313,7 @@ def test_a_mistake_is_reported_in_one_line_without_a_request_to_the_cloud(
 
 def test_a_trainer_and_its_arguments_are_passed_to_the_container() -> None:
     options = actions.Options(
-        target="tf-cpu",
+        recipe=lambda: recipes.outline(model.load("tf-cpu")),
         registry="us-docker.pkg.dev/p/ml",
         args="--epochs 2 --job-dir 'gs://b/a b'",
         output="gs://other",
@@ -392,8 +394,9 @@ def test_an_image_whose_registry_cannot_be_asked_is_taken(
 
 
 def test_options_of_the_command_and_of_the_library_are_the_same() -> None:
-    options = {parameter.name for parameter in pod.command.params} - {"action", "as_json"}
-    assert options == {field.name for field in dataclasses.fields(actions.Options)} - {"logs_to_stderr"}
+    options = {parameter.name for parameter in pod.command.params} - {"target", "action", "as_json"}
+    own = {"logs_to_stderr", "recipe", "pushed"}
+    assert options == {field.name for field in dataclasses.fields(actions.Options)} - own
 
 
 def test_a_command_line_of_xla_dist_is_passed_on_as_it_is(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -211,7 +212,7 @@ def test_a_conda_environment_without_a_list_has_no_packages(tmp_path: Path, text
 def test_a_pipe_in_a_folder_of_jobs_does_not_stop_the_others(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     shutil.copy(ROOT / "examples" / "jobs" / "custom-job.yaml", tmp_path / "job.yaml")
-    found, _ = files.check_files([tmp_path], offline=True)
+    found, _ = files.check_files([tmp_path], functools.partial(files.check_file, offline=True))
     assert [(one.path.name, bool(one.job), one.error[-18:]) for one in found] == [
         ("job.yaml", True, ""),
         ("pipe.yaml", False, "not a regular file"),

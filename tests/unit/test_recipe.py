@@ -14,6 +14,7 @@ from trainyard import recipe as recipes
 from trainyard.common.errors import UserError
 from trainyard.image import recipes as made
 from trainyard.spec.model import load
+from trainyard_jobs.rules import image
 
 #: What builds, checks, tests, publishes and compares images.
 BACK = (
@@ -22,6 +23,12 @@ BACK = (
     "release.claims", "release.code_push", "release.diff", "release.image_packages", "release.package_search",
     "release.platform_index", "release.predicates", "release.promotion", "release.publish", "release.pushed_code",
     "release.reproduce", "release.sbom", "sandbox.containers",
+)  # fmt: skip
+
+#: What jobs import of the builder.
+BELOW_JOBS = (
+    "common", "oci", "recipe", "sandbox.containers", "image.trainer_flags", "release.pushed_code", "release.pushes",
+    "spec.architectures", "spec.gpus", "spec.matrix", "spec.naming", "spec.state", "spec.units", "spec.yaml_source",
 )  # fmt: skip
 
 #: What reads the catalogue, a repository or its lock, and what makes locks.
@@ -41,6 +48,83 @@ def test_what_knows_a_recipe_imports_nothing_that_reads_a_catalogue_or_a_reposit
         f"print(json.dumps([name for name in {FRONT!r} if f'trainyard.{{name}}' in sys.modules]))"
     )
     assert json.loads(subprocess.check_output([sys.executable, "-c", script], text=True)) == []
+
+
+#: Platform -> target and accelerator of a job.
+JOBS = {
+    "vertex": ("gpu", "8xH100"), "gke": ("xla", "v5litepod-16"), "kubeflow": ("jax-gpu", "2xT4"),
+    "slurm": ("gpu", "8xH100"), "skypilot": ("tf-gpu", "T4"), "tpu-vm": ("xla", "v5litepod-16"),
+    "ai-platform": ("gpu-2.7", "V100"),
+}  # fmt: skip
+
+WITHOUT_THE_BUILDER = f"""\
+import functools, importlib, json, pkgutil, sys
+from pathlib import Path
+
+class Refuse:
+    def find_spec(name, path, target=None):
+        if name.startswith("trainyard.") and not any(
+            f"{{name}}.".startswith(f"trainyard.{{one}}.") or f"trainyard.{{one}}.".startswith(f"{{name}}.")
+            for one in {BELOW_JOBS!r}
+        ):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuse)
+import trainyard_jobs
+for module in pkgutil.walk_packages(trainyard_jobs.__path__, "trainyard_jobs."):
+    if ".commands" not in module.name:
+        importlib.import_module(module.name)
+
+from trainyard import recipe
+from trainyard_jobs import platforms
+from trainyard_jobs.check import files
+from trainyard_jobs.model import request
+
+for name, given in json.loads(sys.argv[1]).items():
+    platform, known = platforms.by_name(name), recipe.read(Path(f"{{name}}.json"))
+    wanted = request.parse_request(given, [known], lambda _: None, tpu_machine=platform.tpu_machine)
+    platforms.check_options(platform, wanted)
+    file = Path(f"{{name}}-job.yaml")
+    file.write_text(platform.write(wanted).text)
+    (checked,), _ = files.check_files([file], functools.partial(files.check_file, offline=True))
+    print(json.dumps([name, file.read_text(), checked.as_dict()]))
+"""
+
+
+def test_jobs_are_written_and_checked_by_a_recipe_alone_as_by_its_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = {}
+    for platform, (target, accelerator) in JOBS.items():
+        Path(f"{platform}.json").write_text(made.make(load(target, "amd64")).text(), encoding="utf-8")
+        jobs[platform] = {"accelerator": accelerator, "registry": "us-docker.pkg.dev/p/r", "output": "gs://bucket/run"}
+    out = subprocess.check_output([sys.executable, "-c", WITHOUT_THE_BUILDER, json.dumps(jobs)], text=True)
+    written = {name: (text, checked) for name, text, checked in map(json.loads, out.splitlines())}
+    assert written.keys() == JOBS.keys()
+    for platform, given in jobs.items():
+        options = [f"--{name}={value}" for name, value in given.items()]
+        text, checked = written[platform]
+        assert text == trainyard("job", JOBS[platform][0], "--platform", platform, *options)[1]
+        assert text == trainyard("job", "--recipe", f"{platform}.json", "--platform", platform, *options)[1]
+        found = json.loads(trainyard("job", "check", f"{platform}-job.yaml", "--offline", "--json")[1])
+        assert [checked] == found["files"]
+
+
+def test_a_job_of_a_recipe_runs_the_image_that_is_named(
+    tmp_path: Path, trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(made.make(load("tf-cpu", "amd64")).text(), encoding="utf-8")
+    words = ["--platform", "vertex", "--recipe", str(file), "registry.example/team/image:1"]
+    status, out, _ = trainyard("job", *words)
+    assert status == 0 and out.startswith("# tf-cpu-mnist: registry.example/team/image:1; tensorflow 2.21.0\n")
+    status, _, error = trainyard("job", *words, "--accelerator", "T4")
+    assert status == 2 and "a GPU job with an image for CPUs: tensorflow_cpu 2.21.0" in error
+
+
+def test_where_no_targets_are_known_a_job_is_told_what_its_image_is_for() -> None:
+    assert image.fitting(tuple, "tensorflow_cpu 2.21.0", "gpu") == "use an image for GPUs"
 
 
 def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.image import sizes
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import Line, validated
+from trainyard.spec.catalog import Line
 from trainyard.spec.framework import KINDS
 from trainyard.spec.model import IMAGES, Spec, relative
 from trainyard.spec.units import in_units
+from trainyard.spec.yaml_source import validated
 
 PAGE = ROOT / "docs" / "images.md"
 #: Repositories that were built with other versions of a framework in November 2026.

@@ -78,13 +78,6 @@ def command_test(spec: Spec) -> recipe.Command:
     )
 
 
-def _labels(spec: Spec, index: str, code_layer: str) -> dict[str, str]:
-    """Return the labels that files decide."""
-    labels = facts.labels(spec) | {f"{LABELS}.index": index}
-    labels |= {label: pylock.digest(spec.lock_file) for label in spec.lock_labels}
-    return labels | ({f"{LABELS}.code": code_layer} if code_layer else {})
-
-
 def _source(spec: Spec) -> str:
     """Return the path of the spec's file in its repository; its name if it is in none."""
     return dockerfile.from_root(spec.file, spec.root) if spec.file.is_relative_to(spec.root) else spec.file.name
@@ -125,12 +118,21 @@ def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
             spec is not in the lock.
     """
     _check_pins(spec, index)
+    known = outline(spec, index)
+    labels = known.labels | {label: pylock.digest(spec.lock_file) for label in spec.lock_labels}
+    labels |= {f"{LABELS}.code": code_layer} if code_layer else {}
+    locked = {"layers": _layers(spec, index), "labels": labels, "inputs": facts.inputs(spec, index)}
+    return known.model_copy(update=locked)
+
+
+def outline(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
+    """Return the recipe of a spec's image, locked or not, without its layers and inputs, and their labels."""
     code = spec.device_code
     versions = {str(canonicalize_name(name)): version for name, version in framework.versions_of(spec.packages).items()}
     return Recipe(
         **dict(named(spec)),
         summary=spec.summary,
-        tags=(spec.target, spec.version_tag()),
+        tags=(spec.target, *([spec.version_tag()] if spec.version_known else [])),
         day=spec.tag_day,
         platform=spec.platform,
         index=index,
@@ -138,14 +140,14 @@ def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
         framework=recipe.Framework(
             name=spec.framework.name, version=spec.version, packages=versions, index=spec.framework.index
         ),
-        layers=_layers(spec, index),
+        layers=(),
         system=tuple(spec.system),
         compiler=spec.has_compiler,
         tools=tuple(spec.tools),
         environment={"PATH": dockerfile.search_path(spec)} | dockerfile.environment(spec),
         commands={name: tuple(words) for name, words in spec.trainer_commands().items()},
         default=spec.trainers.default,
-        labels=_labels(spec, index, code_layer),
+        labels=facts.labels(spec) | {f"{LABELS}.index": index},
         accelerator=recipe.Accelerator(
             kind=spec.accelerator,
             cuda=code.cuda if code else "",
@@ -156,9 +158,15 @@ def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
         test=command_test(spec) if spec.run else _training(spec),
         budget=recipe.Budget(size=spec.budget.size, enforced=spec.limited),
         ends=tuple(recipe.End(what=end.what, day=end.day) for end in spec.ends),
-        inputs=facts.inputs(spec, index),
+        inputs={},
         site=spec.site.packages,
     )
+
+
+def outlines(*specs: Spec) -> list[Recipe]:
+    """Return the outlines of specs, each for its own and then for all platforms; ``source`` is a path on this host."""
+    every = (each for spec in specs for each in (spec, *each_platform(spec)))
+    return [outline(each).model_copy(update={"source": each.where}) for each in every]
 
 
 def for_image(spec: Spec, labels: Mapping[str, str]) -> Recipe:

@@ -10,6 +10,7 @@ from functools import cache
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
+from trainyard.recipe import Recipe
 
 
 @cache
@@ -20,19 +21,17 @@ def of_trainer(package: str, trainer: str) -> frozenset[str]:
     return frozenset(re.findall(r"--([a-z][\w-]*)", done.stdout)) if done.returncode == 0 else frozenset()
 
 
-def check(target: str, package: str, trainer: str, words: Iterable[str], *, option: str) -> None:
-    """Check that a trainer has the flags among ``words``.
+def check(recipe: Recipe, trainer: str, words: Iterable[str], *, option: str) -> None:
+    """Check that a trainer of an image has the flags among ``words``, unless only the image has the trainer.
 
     Args:
-        target: whose trainer it is, for the message; ``package``: the folder of trainers/ that has it.
         option: the option that gives them, for the message.
     Raises:
         UserError: it has no such flag; the message suggests the nearest.
     """
-    if not (ROOT / "trainers" / package / f"{trainer}.py").is_file():
-        return  # a trainer that only the image has
+    module = re.fullmatch(rf"trainers\.(\w+)\.{re.escape(trainer)}", recipe.commands[trainer][-1])
     for word in words:
         flag = word.partition("=")[0].lstrip("-").replace("_", "-")
-        known = of_trainer(package, trainer) if word.startswith("--") and flag else frozenset()
+        known = of_trainer(module[1], trainer) if module and word.startswith("--") and flag else frozenset()
         if known and flag not in known:
-            raise UserError(f"'{option}': {target}'s {trainer} has no flag --{flag}{nearest(flag, known)}")
+            raise UserError(f"'{option}': {recipe.name}'s {trainer} has no flag --{flag}{nearest(flag, known)}")

@@ -18,7 +18,8 @@ from packaging.version import InvalidVersion, Version
 from pydantic import Field, model_validator
 
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import IMAGES, Date, Strict, validated
+from trainyard.spec.catalog import IMAGES
+from trainyard.spec.yaml_source import Date, Strict, validated
 
 FILE = IMAGES / "waivers.yaml"
 

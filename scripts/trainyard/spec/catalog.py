@@ -1,33 +1,25 @@
-"""The tables that all specs share, read once and checked: images/bases.yaml, indexes.yaml and conflicts.yaml.
-
-Also what all documents have in common: a strict model, and messages with the file, the line, the key and the nearest
-valid spelling.
-"""
+"""The tables that all specs share, read once and checked: images/bases.yaml, indexes.yaml and conflicts.yaml."""
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from ruamel.yaml.comments import CommentedMap
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import ROOT
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import PLATFORMS
-from trainyard.spec.yaml_source import relative
+from trainyard.spec.yaml_source import M, Strict, relative, validated
 
 IMAGES = ROOT / "images"
-
-M = TypeVar("M", bound=BaseModel)
 
 
 def _specifier(text: str) -> str:
@@ -80,23 +72,6 @@ Platform = Annotated[str, AfterValidator(_platform), WithJsonSchema({"type": "st
 Platforms = Annotated[
     list[Platform], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_each_once)
 ]
-
-
-def _date(value: object) -> object:
-    """Return a date, which YAML has as such or as text."""
-    try:
-        return datetime.date.fromisoformat(str(value))
-    except ValueError:
-        raise ValueError(f"{value!r} is not a date: write it as 2026-12-31") from None
-
-
-Date = Annotated[datetime.date, BeforeValidator(_date)]
-
-
-class Strict(BaseModel):
-    """No unknown key, no silent conversion, no change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Base(Strict):
@@ -158,54 +133,6 @@ class Conflict(Strict):
         names = [canonicalize_name(name) for name in self.packages]
         parts = [f"{name} {versions[name]}" for name in names] + ([f"Python {python}"] if self.python else [])
         return f"{' and '.join(parts)} cannot share an image: {self.reason}"
-
-
-def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys ``model`` allows at ``location``."""
-    for step in location:
-        if isinstance(step, int):  # a position in the list of the key before it
-            continue
-        field = model.model_fields.get(step)
-        kinds = [field.annotation] if field else []
-        kinds += [kind for outer in kinds if get_origin(outer) in (list, UnionType) for kind in get_args(outer)]
-        found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not found:
-            return []
-        model = found[0]
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:
-    """The first mistake of a document, in one line."""
-    # A misspelt key is both unknown and missing: report the spelling.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    location = first["loc"]
-    line = yaml_source.line_of(data, location)
-    where = f"{relative(path)}:{line}" if line else relative(path)
-    key = ".".join(str(step) for step in location)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "extra_forbidden":
-        valid = _keys_at(model, location[:-1])
-        return UserError(
-            f"{where}: unknown key '{key}'{nearest(str(location[-1]), valid)}; valid here: {', '.join(valid)}{more}"
-        )
-    if first["type"] == "missing":
-        return UserError(f"{where}: '{key}' is missing{more}")
-    if first["type"].startswith("bool"):
-        return UserError(f"{where}: {key}: {first['input']!r} is neither true nor false{more}")
-    return UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{more}")
-
-
-def validated(path: Path, model: type[M], data: CommentedMap, plain: dict[str, Any]) -> M:
-    """A document as ``model``.
-
-    Raises:
-        UserError: it is invalid; the message has the file, the line, the key and the nearest valid spelling.
-    """
-    try:
-        return model.model_validate(plain)
-    except ValidationError as error:
-        raise _explain(path, data, model, error) from None
 
 
 def table(path: Path, model: type[M]) -> dict[str, M]:

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field
 
 from trainyard.common.errors import nearest
-from trainyard.spec.catalog import Strict
+from trainyard.spec.yaml_source import Strict
 
 #: Packages that install the module tensorflow, so that an image has one of them:
 #: https://www.tensorflow.org/install/pip#package_location
@@ -67,7 +67,7 @@ def unpinned(packages: Iterable[str]) -> list[str]:
 
 def versions_of(pins: Iterable[str]) -> dict[str, str]:
     """Return name of a package -> version, of requirements that have one."""
-    return {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, pins)}
+    return {pin.name: next(iter(pin.specifier)).version for pin in map(Requirement, pins) if is_pinned(pin)}
 
 
 def pinned(text: str, versions: Mapping[str, str]) -> str:

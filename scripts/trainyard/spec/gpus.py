@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainyard.common.errors import UserError
+from trainyard.common.settings import ROOT
 from trainyard.spec import matrix, yaml_source
-from trainyard.spec.catalog import IMAGES, Strict, validated
+from trainyard.spec.yaml_source import Strict, validated
 
-FILE = IMAGES / "gpus.yaml"
+FILE = ROOT / "images/gpus.yaml"
 
 Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
 

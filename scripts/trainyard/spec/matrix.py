@@ -11,11 +11,11 @@ from typing import Annotated
 from packaging.version import Version
 from pydantic import Field
 
+from trainyard.common.settings import ROOT
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import IMAGES, Date, Strict, validated
+from trainyard.spec.yaml_source import Date, Strict, validated
 
-FILE = IMAGES / "matrix.yaml"
-
+FILE = ROOT / "images/matrix.yaml"
 
 Minor = Annotated[str, Field(pattern=r"^\d+(\.\d+)?$")]
 

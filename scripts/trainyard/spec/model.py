@@ -25,9 +25,8 @@ from trainyard.spec import architectures, framework, gpus, matrix, pylock, works
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
-from trainyard.spec.catalog import DebianPackage, Line, Platforms, conflict, validated
+from trainyard.spec.catalog import DebianPackage, Line, Platforms, conflict
 from trainyard.spec.catalog import Index as Index
-from trainyard.spec.catalog import Strict as Strict
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
 from trainyard.spec.framework import BaseContents as BaseContents
@@ -42,6 +41,7 @@ from trainyard.spec.naming import LABELS
 from trainyard.spec.repository_files import check_links, git_root, leads_out
 from trainyard.spec.units import in_bytes
 from trainyard.spec.workspace import Level, Site, Variable, Workspace, WorkspaceDocument
+from trainyard.spec.yaml_source import Strict, validated
 from trainyard.spec.yaml_source import relative as relative
 
 #: Name of the file that describes a version of a target, in a folder of the target that is named after the version.

@@ -22,10 +22,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trainyard.common.errors import UserError
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.catalog import DebianPackage, Line, Platforms, Strict
+from trainyard.spec.catalog import DebianPackage, Line, Platforms
 from trainyard.spec.naming import COMMAND as COMMAND
 from trainyard.spec.naming import SETTINGS
 from trainyard.spec.units import in_bytes
+from trainyard.spec.yaml_source import Strict
 
 #: Name of the file that describes a user's image.
 FILE = SETTINGS

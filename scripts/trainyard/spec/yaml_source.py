@@ -1,7 +1,11 @@
-"""Reading a user's files; YAML and JSON with values that know their lines, so that messages can name the line."""
+"""Read a user's files; YAML and JSON with values that know their lines, so that messages can name the line.
+
+Documents are checked against a strict model.
+"""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import itertools
 import json
@@ -9,19 +13,23 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from trainyard.common.errors import UserError, one_line
+from trainyard.common.errors import UserError, nearest, one_line
 from trainyard.common.settings import ROOT
 from trainyard.spec.units import in_units
 
 #: Path of a value in a document: keys and list positions from its top.
 Location = tuple[int | str, ...]
+
+M = TypeVar("M", bound=BaseModel)
 
 #: Most bytes of a user's text file: settings, requirements, a lock, a job. A uv.lock has 2 kB for
 #: each package.
@@ -37,6 +45,23 @@ _DEEPEST = 100
 #: Most characters of a number; Python writes none of more than 4,300 digits:
 #: https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation
 LONGEST_NUMBER = 1000
+
+
+def _date(value: object) -> object:
+    """Return a date, which YAML has as such or as text."""
+    try:
+        return datetime.date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a date: write it as 2026-12-31") from None
+
+
+Date = Annotated[datetime.date, BeforeValidator(_date)]
+
+
+class Strict(BaseModel):
+    """Allow no unknown key, no silent conversion, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def relative(path: Path) -> str:
@@ -248,3 +273,51 @@ def plain(node: Any) -> Any:
     if isinstance(node, int):
         return int(node)
     return str(node)
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that ``model`` allows at ``location``."""
+    for step in location:
+        if isinstance(step, int):  # a position in the list of the key before it
+            continue
+        field = model.model_fields.get(step)
+        kinds = [field.annotation] if field else []
+        kinds += [kind for outer in kinds if get_origin(outer) in (list, UnionType) for kind in get_args(outer)]
+        found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not found:
+            return []
+        model = found[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _explain(path: Path, data: CommentedMap, model: type[BaseModel], error: ValidationError) -> UserError:
+    """Return the first mistake of a document, in one line."""
+    # A misspelt key is both unknown and missing: report the spelling.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    location = first["loc"]
+    line = line_of(data, location)
+    where = f"{relative(path)}:{line}" if line else relative(path)
+    key = ".".join(str(step) for step in location)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        valid = _keys_at(model, location[:-1])
+        return UserError(
+            f"{where}: unknown key '{key}'{nearest(str(location[-1]), valid)}; valid here: {', '.join(valid)}{more}"
+        )
+    if first["type"] == "missing":
+        return UserError(f"{where}: '{key}' is missing{more}")
+    if first["type"].startswith("bool"):
+        return UserError(f"{where}: {key}: {first['input']!r} is neither true nor false{more}")
+    return UserError(f"{where}: {key}: {first['msg'].removeprefix('Value error, ')}{more}")
+
+
+def validated(path: Path, model: type[M], data: CommentedMap, plain: dict[str, Any]) -> M:
+    """Return a document as ``model``.
+
+    Raises:
+        UserError: it is invalid; the message has the file, the line, the key and the nearest valid spelling.
+    """
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        raise _explain(path, data, model, error) from None

@@ -12,7 +12,7 @@ from packaging.version import Version
 from pydantic import Field, model_validator
 
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import Strict
+from trainyard.spec.yaml_source import Strict
 
 TABLE = Path(__file__).with_name("frameworks.yaml")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import subprocess
@@ -22,7 +21,7 @@ from trainyard.spec.yaml_source import relative
 from trainyard_jobs.check import placeholders
 from trainyard_jobs.check.placeholders import TemplateError
 from trainyard_jobs.model import image_metadata
-from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError
+from trainyard_jobs.model.image_metadata import Contents, ImageNotFoundError, ImageUnavailableError, Targets
 from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.rules import dry_run, fields, image, named_images
 from trainyard_jobs.rules.evidence import Answer, Evidence, drop_invalid_fields, validate
@@ -31,6 +30,9 @@ from trainyard_jobs.schema.job_file import JobFile
 
 #: Reference of an image -> why it has no valid signature, in words; empty if it has one.
 Unsigned = Callable[[str], str]
+
+#: Checks the job in a file; returns what breaks a rule.
+Check = Callable[[Path], tuple[JobFile, list[Finding]]]
 
 #: Ends of the names of files that may be jobs.
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -48,6 +50,7 @@ def check_file(
     unsigned: Unsigned | None = None,
     engine: Engine | None = None,
     server: bool = False,
+    targets: Targets = tuple,
 ) -> tuple[JobFile, list[Finding]]:
     """A job file, and everything in it that breaks a rule of its platform.
 
@@ -57,6 +60,7 @@ def check_file(
         unsigned: why an image has no valid signature; None if none is demanded.
         engine: that may have the images; None: they are looked up at their registries alone.
         server: ask the cluster of kubectl's context about Kubernetes objects.
+        targets: what messages recommend.
     Raises:
         StepFailed: no cluster answers.
         TemplateError: something is to be filled in.
@@ -77,7 +81,7 @@ def check_file(
         named = dict.fromkeys(reference for _, reference in named_images.look(job)[0])
         found = {one: why for one in named if (why := unsigned(one))}
     answers = ask_cluster(job) if server and job.kind == "gke" else ()
-    return job, all_rules.check(Evidence(job, region, images, missing, found, answers))
+    return job, all_rules.check(Evidence(job, region, images, missing, found, answers, targets))
 
 
 def ask_cluster(job: JobFile) -> list[Answer]:
@@ -160,28 +164,18 @@ class Checked:
         }
 
 
-def check_files(
-    paths: Sequence[Path],
-    *,
-    region: str | None = None,
-    offline: bool = False,
-    unsigned: Unsigned | None = None,
-    engine: Engine | None = None,
-    server: bool = False,
-) -> tuple[list[Checked], list[Path]]:
+def check_files(paths: Sequence[Path], check: Check, *, signed: bool = False) -> tuple[list[Checked], list[Path]]:
     """Check job files, and those in folders. A file that cannot be read does not stop the others.
 
     Args:
-        region, offline, unsigned, engine, server: see :func:`check_file`.
+        check: :func:`check_file` with its options.
+        signed: whether signatures are demanded, also of the images of templates.
     Returns:
         A result for each job and each file that cannot be read; the files of folders that are not jobs.
     Raises:
         StepFailed: no cluster answers.
         UserError: a folder has no job.
     """
-    check = functools.partial(
-        check_file, region=region, offline=offline, unsigned=unsigned, engine=engine, server=server
-    )
     results: list[Checked] = []
     skipped: list[Path] = []
     for path in paths:
@@ -193,8 +187,7 @@ def check_files(
             try:
                 if job_file.may_be_job(yaml_source.text(file, errors="replace")):
                     one = _checked(file, check, explicit=False)
-                    # Signatures are demanded of a template's images, too.
-                    results.append(Checked(file, error=one.unchecked) if one.template and unsigned else one)
+                    results.append(Checked(file, error=one.unchecked) if one.template and signed else one)
                 else:
                     skipped.append(file)
             except job_file.NotAJobError:
@@ -207,7 +200,7 @@ def check_files(
     return list({one.path.resolve(): one for one in results}.values()), skipped
 
 
-def _checked(path: Path, check: Callable[[Path], tuple[JobFile, list[Finding]]], *, explicit: bool = True) -> Checked:
+def _checked(path: Path, check: Check, *, explicit: bool = True) -> Checked:
     try:
         job, findings = check(path)
     except UserError as error:

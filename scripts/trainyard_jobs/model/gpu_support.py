@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from trainyard.spec import gpus, matrix, model
+from trainyard.spec import gpus, matrix
 from trainyard.spec.gpus import DeviceCode
-from trainyard_jobs.model import machines
-from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model import image_metadata, machines
+from trainyard_jobs.model.image_metadata import Contents, Targets
 from trainyard_jobs.model.machines import GpuModel
 
 
@@ -38,11 +38,12 @@ def code_for(contents: Contents | None, accelerator: str) -> tuple[GpuModel, Dev
     return (row, code) if row and code else None
 
 
-def misfit(contents: Contents | None, accelerator: str) -> Misfit | None:
+def misfit(contents: Contents | None, accelerator: str, targets: Targets) -> Misfit | None:
     """Return what an image lacks on GPUs of a type; None if it has machine code for them, or too little is known.
 
     Args:
         accelerator: see :func:`code_for`.
+        targets: what may be used instead.
     """
     known = code_for(contents, accelerator)
     if contents is None or known is None:
@@ -66,11 +67,11 @@ def misfit(contents: Contents | None, accelerator: str) -> Misfit | None:
     return Misfit(
         f"{image} has no code for a {name}: it has code for {code.text} (by {contents.source})",
         "the job starts and is billed, and its first kernel fails: no kernel image is available for execution",
-        _instead(contents, row, capability, code.cuda),
+        _instead(contents, row, capability, code.cuda, targets),
     )
 
 
-def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str) -> str:
+def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str, targets: Targets) -> str:
     """Return what to use: the newest target with the framework of an image and code for a GPU, or releases of that.
 
     Args:
@@ -79,11 +80,12 @@ def _instead(contents: Contents, row: GpuModel, capability: str, cuda: str) -> s
     framework, arch = contents.framework.partition(" ")[0], row.architecture
     if not framework:
         return f"use an image with code for a {row.model}, or another GPU"
-    specs = [spec.on(arch) for spec in model.recommended() if f"linux/{arch}" in spec.platforms]
     fitting = [
-        (Version(spec.version), spec.target)
-        for spec in specs
-        if spec.framework.name == framework and (code := spec.device_code) and code.verdict(capability) == "runs"
+        (Version(recipe.version), recipe.name)
+        for recipe in targets()
+        if recipe.framework.name == framework
+        and (code := image_metadata.of_recipes("", [recipe]).device_codes.get(arch))
+        and code.verdict(capability) == "runs"
     ]
     if fitting:
         version, target = max(fitting)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from docker.models.images import Image
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -19,14 +18,17 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci import attached_sbom, image_index, probe_runner
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
+from trainyard.recipe import Recipe
 from trainyard.sandbox.containers import files_of
-from trainyard.spec import gpus, model
+from trainyard.spec import gpus
 from trainyard.spec.architectures import AMD64, PLATFORMS
 from trainyard.spec.gpus import DeviceCode
-from trainyard.spec.model import Spec
 from trainyard.spec.naming import LABELS
 
-#: A spec's accelerator -> the device in Contents.
+#: Returns the recipes of the targets that messages recommend, for each platform.
+Targets = Callable[[], Sequence[Recipe]]
+
+#: A recipe's accelerator -> the device in Contents.
 _DEVICES = {"nvidia": "gpu", "tpu": "tpu", "none": "cpu"}
 
 #: Packages that determine the device that a framework was built for, by canonical name.
@@ -46,8 +48,8 @@ class Contents:
         source: where the versions are from, for messages.
         index: name of the package index that the framework is from; "" if unknown.
         local: whether the image is on this host.
-        built_for: ``tpu``, ``gpu`` or ``cpu``, from a spec or the image's record; "" if unknown.
-        platforms: those that a registry has it for, or that its spec lists, as in ``linux/amd64``; empty if unknown.
+        built_for: ``tpu``, ``gpu`` or ``cpu``, from a recipe or the image's label; "" if unknown.
+        platforms: those that a registry has it for, or that its recipe lists, as in ``linux/amd64``; empty if unknown.
         supported_until: the last day on which it is supported, as in 2027-10-28; empty if unknown.
         device_codes: architecture -> what its image needs of an NVIDIA GPU; without those for which it is not known.
     """
@@ -96,21 +98,19 @@ class Contents:
         return "gpu" if "nvidia-cudnn-cu12" in self.versions else ""
 
 
-def of_spec(reference: str, spec: Spec) -> Contents:
-    """The contents of a target's image by its spec; the image need not exist."""
-    pins = [Requirement(text) for text in spec.packages]
-    versions = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in pins}
-    built_for = _DEVICES[spec.accelerator]
-    codes = {variant.arch: code for variant in model.each_platform(spec) if (code := variant.device_code)}
+def of_recipes(reference: str, made: Sequence[Recipe]) -> Contents:
+    """Return the contents of an image by its recipes, one for each platform that is known; it need not exist."""
+    first = made[0]
+    codes = (_recorded_code(dict(each.accelerator), each.architecture.name) for each in made)
     return Contents(
         reference,
-        versions,
-        spec.where,
-        spec.framework.index,
-        built_for=built_for,
-        platforms=tuple(spec.platforms),
-        supported_until=f"{spec.ends[0].day}" if spec.ends else "",
-        device_codes=codes,
+        first.framework.packages,
+        first.source,
+        first.framework.index,
+        built_for=_DEVICES[first.accelerator.kind],
+        platforms=first.platforms,
+        supported_until=f"{first.ends[0].day}" if first.ends else "",
+        device_codes={arch: code for of_one in codes for arch, code in of_one.items()},
     )
 
 
@@ -199,10 +199,9 @@ def _of_local(engine: Engine, reference: str, image: Image) -> Contents:
     found = _from_labels(reference, image.labels or {}, "its labels", arch, local=True)
     with contextlib.suppress(KeyError, ValueError):
         recipe = recipes.parse(files_of(engine, image, recipes.PATH)[recipes.PATH].decode())
-        built_for, gpu = _DEVICES[recipe.accelerator.kind], recipe.accelerator
-        codes = _recorded_code({"cuda": gpu.cuda, "driver": gpu.driver, "gpus": gpu.gpus}, arch)
+        known = of_recipes(reference, [recipe])
         versions = {recipe.framework.name.replace("_", "-"): recipe.version} | recipe.versions
-        return replace(found, versions=versions, source=recipes.PATH, built_for=built_for, device_codes=codes)
+        return replace(known, versions=versions, source=recipes.PATH, index=recipe.index, local=True, platforms=())
     if found.versions:
         return found
     try:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
-from trainyard.spec.model import Strict
+from trainyard.spec.yaml_source import Strict
 
 TABLE = Path(__file__).with_name("machines.yaml")
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import datetime
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.common.context import Context
 from trainyard.common.errors import UserError, nearest
 from trainyard.image import trainer_flags
 from trainyard.oci.reference import Reference, why_unusable
 from trainyard.oci.registry import Repository, check_address
-from trainyard.release import pushed_code, pushes
+from trainyard.recipe import Recipe
+from trainyard.release import pushed_code
 from trainyard.release.pushes import Push
-from trainyard.spec import model, naming
+from trainyard.spec import naming
 from trainyard.spec.gpus import respelled
-from trainyard.spec.model import Spec
-from trainyard.spec.workspace import COMMAND
-from trainyard_jobs.model import machines, tuning
+from trainyard_jobs.model import image_metadata, machines, tuning
+from trainyard_jobs.model.image_metadata import Contents, Targets
 from trainyard_jobs.model.machines import TpuSlice
 from trainyard_jobs.model.options import ROWS, Disk, Mount, Placement, seconds, words
 from trainyard_jobs.model.tuning import Tuning
 
 logger = logging.getLogger(__name__)
+
+#: Returns what this host pushed last of an image to a repository, or with "" to any; None if nothing.
+Pushed = Callable[[str], Push | None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Request:
 
     Attributes:
         name: display name, job ID or object name.
-        spec: the image's spec; None for an image given by reference.
+        recipe: of the image, for one of its platforms, and ``contents`` of all; None for an image given by reference.
+        targets: what messages recommend.
         args: arguments of the container: the trainer's name and its flags.
         machine: machine type; None lets the platform's module choose.
         workers: number of machines; 1 with a TPU, whose slice determines it.
@@ -57,7 +60,9 @@ class Request:
 
     name: str
     image: str
-    spec: Spec | None = None
+    recipe: Recipe | None = None
+    contents: Contents | None = None
+    targets: Targets = tuple
     args: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     machine: str | None = None
@@ -113,17 +118,19 @@ class Request:
         if self.command:
             args, found = self.args, output_variables(self.output.rstrip("/")) if self.output else {}
         else:
-            args, found = with_output(self.spec, self.args, self.output)
+            args, found = with_output(self.recipe, self.args, self.output)
         return args, found | dict(self.env)
 
 
-def runs_own_command(spec: Spec | None, args: tuple[str, ...]) -> bool:
+def runs_own_command(recipe: Recipe | None, args: tuple[str, ...]) -> bool:
     """Whether the arguments of a container start the command of the user's repository, whose flags are not known."""
     own = args[1:] if args[:1] == (PREFLIGHT,) else args
-    return spec is not None and spec.run is not None and own[:1] == (COMMAND,)
+    return recipe is not None and recipe.test.kind == "command" and own[:1] == (naming.COMMAND,)
 
 
-def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
+def with_output(
+    recipe: Recipe | None, args: tuple[str, ...], output: str | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """The arguments and variables by which a container gets its output folder, where the platform sets none.
 
     Trainyard's trainers take the folder as a flag. A user's command has variables, those of Vertex AI.
@@ -134,7 +141,7 @@ def with_output(spec: Spec | None, args: tuple[str, ...], output: str | None) ->
     """
     if not output or any(word.partition("=")[0].replace("_", "-") == "--job-dir" for word in args):
         return args, {}
-    if not runs_own_command(spec, args):
+    if not runs_own_command(recipe, args):
         return (*args, f"--job-dir={output}"), {}
     return args, output_variables(output.rstrip("/"))
 
@@ -193,35 +200,34 @@ def _gpus_of_machine(machine: str) -> Gpus | None:
     return Gpus(*own) if own else None
 
 
-def image_of(spec: Spec | None, image: str | None, address: str | None) -> str:
-    """The image's reference: the given one, or that of the target's version at a registry, or the local image.
+def image_of(recipe: Recipe | None, image: str | None, address: str | None, pushed: Pushed) -> str:
+    """Return the image's reference: the given one, or that of the version at a registry, or the local image.
 
     A user's image is named by the digest that was pushed last from this host, to ``address`` or, without one, anywhere.
 
     Raises:
-        UserError: neither a target nor an image is given, or what is given names no image.
+        UserError: neither a recipe nor an image is given, or what is given names no image.
     """
     if image:
         if wrong := why_unusable(image):
             raise UserError(f"'--image': {wrong}")
         return image
-    if spec is None:
+    if recipe is None:
         raise UserError(
             "no image: give 'xla' '--registry us-central1-docker.pkg.dev/<project>/<repository>', or '--image'"
         )
     # Nothing is recorded of the pushes of a target of the catalogue.
     place = f"{address}/{naming.NAME}" if address else ""
-    if known := pushes.last(spec.context.state / spec.target, place, spec.folder):
+    if known := pushed(place):
         logger.info(_remembered(known))
         return known.reference
     if address:
         # The framework's version in a base image is unknown until `make lock` has read it: the tag is the target alone.
-        version = f"-{spec.version}" if spec.version_known else ""
-        reference = f"{address}/{naming.NAME}:{spec.target}{version}"
-        if spec.run:
+        reference = f"{address}/{naming.NAME}:{recipe.tags[-1]}"
+        if recipe.test.kind == "command":
             logger.info(f"image {reference}: not pushed from this host, so how far it was tested is not known here")
         return reference
-    return f"{naming.NAME}:{spec.target}"
+    return f"{naming.NAME}:{recipe.name}"
 
 
 def _remembered(push: Push) -> str:
@@ -251,18 +257,17 @@ def pinned(image: str) -> str:
     return f"{reference.name}@{found.digest}"
 
 
-def trainer_of(spec: Spec | None, trainer: str | None) -> tuple[str, ...]:
+def trainer_of(recipe: Recipe | None, trainer: str | None) -> tuple[str, ...]:
     """The first of the container's arguments: a trainer of the image.
 
     Raises:
         UserError: the image has no trainer of that name.
     """
-    if spec is None:
+    if recipe is None:
         return (trainer,) if trainer else ()
-    known = spec.trainer_commands()
-    name = trainer or spec.trainers.default
+    known, name = recipe.commands, trainer or recipe.default
     if name not in known:
-        raise UserError(f"{spec.target} has no trainer '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
+        raise UserError(f"{recipe.name} has no trainer '{name}'{nearest(name, known)}; it has: {', '.join(known)}")
     return (name,)
 
 
@@ -274,22 +279,24 @@ PREFLIGHT = "--preflight"
 FLEX_START = 7 * 86400
 
 
-def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bool) -> Request:
+def parse_request(
+    given: Mapping[str, Any], recipes: Sequence[Recipe], pushed: Pushed, targets: Targets = tuple, *, tpu_machine: bool
+) -> Request:
     """Return the request that options make.
 
     Numbers are positive, and ``goal`` is "maximize" or "minimize": the command line checks both.
 
     Args:
-        context: of the command.
-        given: parameter of a row of :data:`trainyard_jobs.model.options.ROWS`, ``target`` or ``registry`` -> its value.
+        given: parameter of a row of :data:`trainyard_jobs.model.options.ROWS`, or ``registry`` -> its value.
+        recipes: of the image, one for each platform that is known.
         tpu_machine: whether ``machine`` selects the machines of a TPU slice; if not, the slice is the default one, and
             ``machine`` names another machine.
     Raises:
         UserError: an option is wrong; the message names it.
     """
-    options = {**dict.fromkeys(("target", "registry", *(row.parameter for row in ROWS))), **given}
+    options = {**dict.fromkeys(("registry", *(row.parameter for row in ROWS))), **given}
     _check_capacity(options)
-    spec = model.load(options["target"], context=context) if options["target"] or not options["image"] else None
+    recipe = next(iter(recipes), None)
     address = check_address(options["registry"]) if options["registry"] else None
     gpus, slice_name = accelerator(options["accelerator"]) if options["accelerator"] else (None, None)
     if options["machine"] and not options["accelerator"]:
@@ -300,25 +307,28 @@ def parse_request(context: Context, given: Mapping[str, Any], *, tpu_machine: bo
         raise UserError("'--command' replaces the image's entrypoint, which starts trainers: leave out '--trainer'")
     if options["command"] and options["preflight"]:
         raise UserError("'--preflight': '--command' replaces the launcher: begin it with 'launch --preflight --'")
-    trainer = () if options["command"] else trainer_of(spec, options["trainer"])
+    trainer = () if options["command"] else trainer_of(recipe, options["trainer"])
     args = (*trainer, *words(options["args"] or ""))
-    if spec and trainer:
-        trainer_flags.check(spec.target, spec.trainers.package, trainer[0], args[1:], option="--args")
+    if recipe and trainer:
+        trainer_flags.check(recipe, trainer[0], args[1:], option="--args")
         searched = [f"--{parameter.name}" for parameter in search.parameters] if search else []
-        trainer_flags.check(spec.target, spec.trainers.package, trainer[0], searched, option="--tune")
+        trainer_flags.check(recipe, trainer[0], searched, option="--tune")
     if (
         search
-        and spec
+        and recipe
         and trainer
-        and not runs_own_command(spec, args)
+        and not runs_own_command(recipe, args)
         and not any(word.startswith("--hypertune-tag") for word in args)
     ):
         args = (*args, f"--hypertune-tag={search.metric}")
-    image = image_of(spec, options["image"], address)
+    image = image_of(recipe, options["image"], address, pushed)
+    image = pinned(image) if options["pin"] else image
     return Request(
-        name=options["name"] or f"{spec.target if spec else 'image'}-{trainer[0] if trainer else 'job'}",
-        image=pinned(image) if options["pin"] else image,
-        spec=spec,
+        name=options["name"] or f"{recipe.name if recipe else 'image'}-{trainer[0] if trainer else 'job'}",
+        image=image,
+        recipe=recipe,
+        contents=image_metadata.of_recipes(image, recipes) if recipes else None,
+        targets=targets,
         args=(PREFLIGHT, *args) if options["preflight"] else args,
         gpus=gpus,
         tpu=tpu,

@@ -13,13 +13,13 @@ from typing import Any
 from trainyard.common.errors import UserError, nearest
 from trainyard.oci.transport import is_loopback
 from trainyard_jobs.kubernetes.gke_objects import is_for_gke
-from trainyard_jobs.model import gpu_support, image_metadata, machines, yaml_writer
+from trainyard_jobs.model import gpu_support, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.request import Gpus, Request
 from trainyard_jobs.platforms import all_rules
 from trainyard_jobs.platforms.base import Platform, RenderedJob
 from trainyard_jobs.rules.evidence import Evidence
-from trainyard_jobs.rules.image import PUSH_IT, WHO_RUNS_IT, named, only_here, targets
+from trainyard_jobs.rules.image import PUSH_IT, WHO_RUNS_IT, fitting, named, only_here
 from trainyard_jobs.schema import job_file
 
 #: How a cluster gets the networks and the NCCL plugin of its GPU machines.
@@ -39,7 +39,8 @@ def redirected_stdout() -> str | None:
 
 def header(request: Request, command: list[str], file: str) -> str:
     """Return the comment at the top of a job file: its name, its image, and the commands that check and submit it."""
-    contents = f"; {request.spec.framework.name} {request.spec.version}" if request.spec else ""
+    framework = request.recipe.framework if request.recipe else None
+    contents = f"; {framework.name} {framework.version}" if framework else ""
     return yaml_writer.comment(
         [
             f"{request.name}: {request.image}{contents}",
@@ -54,14 +55,9 @@ def script_header(request: Request, how: str, *more: str) -> str:
     return yaml_writer.comment([f"{request.name}: {request.image}", f"Written by `trainyard job`. {how}", *more])
 
 
-def expected_contents(request: Request) -> Mapping[str, Contents | None]:
-    """What the image of a target contains by its spec; empty for an image given by reference."""
-    return {request.image: image_metadata.of_spec(request.image, request.spec)} if request.spec else {}
-
-
 def _takes(platform: Platform, request: Request, **machine: Any) -> bool:
     try:
-        return bool(platform.write(Request(request.name, request.image, request.spec, **machine)))
+        return bool(platform.write(Request(request.name, request.image, request.recipe, **machine)))
     except UserError:
         return False
 
@@ -72,25 +68,25 @@ def check_device(request: Request, platform: Platform, platforms: Iterable[Platf
     Raises:
         UserError: it is for another, or has no code for the GPUs; the line names what fits, of all ``platforms``, too.
     """
-    contents = expected_contents(request).get(request.image)
     own = machines.table().ai_platform_machines.get(request.machine or "", "")  # some have GPUs
-    if request.spec is None or contents is None or request.pool or "+" in own:
+    recipe, contents = request.recipe, request.contents
+    if recipe is None or contents is None or request.pool or "+" in own:
         return
     asked, image = "tpu" if request.tpu else "gpu" if request.gpus else "cpu", contents.device
-    framework = contents.framework or request.spec.framework.name
+    framework = contents.framework or recipe.framework.name
     known = f"an image for {image.upper()}s: {framework} (by {contents.source})"
-    fitting = f"targets for {asked.upper()}s: {', '.join(targets(framework, asked))}"
+    instead = fitting(request.targets, framework, asked)
     if asked == "cpu" != image:
         gpus, tpu = (Gpus("NVIDIA_TESLA_T4", 1), None) if image == "gpu" else (None, machines.slice_of("v5litepod-4"))
         having = [one.name for one in platforms if _takes(one, request, gpus=gpus, tpu=tpu)]
         fix = f"say which, as in '--accelerator {'T4' if gpus else 'v5litepod-4'}'"
         if platform.name not in having:
             fix = f"'--platform {platform.name}' has none for it; these have: {', '.join(having)}"
-        fix += f"; {fitting}; '--image' takes any" if _takes(platform, request) else ""
+        fix += f"; {instead}; '--image' takes any" if _takes(platform, request) else ""
         raise UserError(f"no '--accelerator', and {known}: {fix}")
     if asked != image:
-        raise UserError(f"invalid job: a {asked.upper()} job with {known}: {fitting}")
-    misfit = gpu_support.misfit(contents, request.gpus.type) if request.gpus else None
+        raise UserError(f"invalid job: a {asked.upper()} job with {known}: {instead}")
+    misfit = gpu_support.misfit(contents, request.gpus.type, request.targets) if request.gpus else None
     if misfit and misfit.fatal:
         raise UserError(f"invalid job: {misfit.what}: {misfit.remediation}")
 
@@ -157,7 +153,7 @@ def checked(text: str, request: Request, images: Mapping[str, Contents | None] |
         UserError: the first finding, and how to fix it.
     """
     job = job_file.parse(text, Path(Platform.file_name))
-    found = all_rules.check(Evidence(job, request.place, images or {}))
+    found = all_rules.check(Evidence(job, request.place, images or {}, targets=request.targets))
     failed = [finding for finding in found if finding.fails and finding.rule != "images_can_be_pulled"]
     if failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -167,7 +163,7 @@ def checked(text: str, request: Request, images: Mapping[str, Contents | None] |
 
 def rendered(request: Request, command: list[str], file: str, body: str, notes: Iterable[str]) -> RenderedJob:
     """Return a job with its comment at the top, if no rule refuses it; see :func:`checked`."""
-    text = checked(header(request, command, file) + body, request, expected_contents(request))
+    text = checked(header(request, command, file) + body, request, {request.image: request.contents})
     return RenderedJob(text, command, request, notes=tuple(notes))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from trainyard.common import gcloud
 from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.oci import registry
-from trainyard.spec.model import Spec, load
+from trainyard.recipe import Recipe
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model import options as job_options
 from trainyard_jobs.model import request as requests
@@ -45,9 +45,12 @@ class Options:
     """Options of ``trainyard pod``; its help describes them. Durations are text such as ``30m``.
 
     Its methods raise UserError if an option that they need is missing or invalid.
+
+    Attributes:
+        recipe: reads the recipe of the image; returns None for an image given by reference alone.
+        pushed: tells what this host has pushed of it.
     """
 
-    target: str | None = None
     name: str | None = None
     accelerator: str | None = None
     zone: str | None = None
@@ -77,6 +80,8 @@ class Options:
     keep: bool = False
     internal: bool = False
     logs_to_stderr: bool = False
+    recipe: Callable[[], Recipe | None] = lambda: None
+    pushed: requests.Pushed = lambda _: None
 
     def limits(self) -> Limits:
         """Return the time limits that are given, and the defaults of the others."""
@@ -142,22 +147,19 @@ class Options:
 
     def image_reference(self) -> str:
         """Return the image to run: IMAGE, or that of TARGET."""
-        return self._image(load(self.target) if self.target else None)
-
-    def _image(self, spec: Spec | None) -> str:
-        address = registry.check_address(self.registry) if self.registry else None
-        return requests.image_of(spec, self.image, address)
+        recipe, address = self.recipe(), registry.check_address(self.registry) if self.registry else None
+        return requests.image_of(recipe, self.image, address, self.pushed)
 
     def run(self) -> Run:
         """Return the image, the trainer or command, and the variables to start on the workers."""
-        spec = load(self.target) if self.target else None
+        recipe = self.recipe()
         program = job_options.words(self.command or "", "--command")
         if program and (self.trainer or self.args):
             raise UserError("'--command' replaces the trainer: remove '--trainer' and '--args'")
-        command = program or (*requests.trainer_of(spec, self.trainer), *job_options.words(self.args or ""))
-        command, output = requests.with_output(spec, command, self.output)
+        command = program or (*requests.trainer_of(recipe, self.trainer), *job_options.words(self.args or ""))
+        command, output = requests.with_output(recipe, command, self.output)
         return Run(
-            image=self._image(spec),
+            image=self.image_reference(),
             command=command,
             env=output | xla_dist.variables(job_options.words(self.env or "", "--env")),
             flags=job_options.words(self.flags or "", "--flags"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.common.errors import nearest
 from trainyard.spec.yaml_source import Location
-from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.image_metadata import Contents, Targets
 from trainyard_jobs.schema import google, kubernetes, kubernetes_defaults
 from trainyard_jobs.schema.errors import SchemaError
 from trainyard_jobs.schema.job_file import JobFile, Kind
@@ -48,6 +48,7 @@ class Evidence:
         missing: reference -> why there is no such image; for an image whose content is unknown, why.
         unsigned: reference -> why the image has no valid signature; None if no signatures are demanded.
         server: what a cluster answered to a dry run; nothing if none was asked.
+        targets: what messages recommend.
     """
 
     job: JobFile
@@ -56,6 +57,7 @@ class Evidence:
     missing: Mapping[str, str] = field(default_factory=dict)
     unsigned: Mapping[str, str] | None = None
     server: Sequence[Answer] = ()
+    targets: Targets = tuple
 
     @property
     def spec(self) -> dict[str, Any]:

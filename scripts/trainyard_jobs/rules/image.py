@@ -12,14 +12,13 @@ from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import UserError
 from trainyard.common.rule_engine import Finding, Severity, rule
-from trainyard.lint.waivers import today
 from trainyard.oci.reference import DOCKER_HUB, Reference, why_unusable
 from trainyard.oci.transport import is_loopback
-from trainyard.spec import gpus, model
+from trainyard.spec import gpus
 from trainyard.spec.naming import NAME
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
 from trainyard_jobs.model import gpu_support, machines
-from trainyard_jobs.model.image_metadata import Contents
+from trainyard_jobs.model.image_metadata import Contents, Targets
 from trainyard_jobs.model.machines import Hosts
 from trainyard_jobs.rules import fields, named_images, worker_pools
 from trainyard_jobs.rules.evidence import GOOGLE, KINDS, VERTEX, Evidence
@@ -318,7 +317,7 @@ def images_support_accelerator(job: Evidence) -> Iterator[Finding]:
             f"a {device.upper()} job with an image for {contents.device.upper()}s: {contents.framework} "
             f"(by {contents.source})",
             f"the trainer runs on the host's CPU, and the {device.upper()} is paid for and idle",
-            f"targets for {device.upper()}s: {', '.join(targets(contents.framework, device))}",
+            fitting(job.targets, contents.framework, device),
         )
 
 
@@ -359,22 +358,24 @@ def _may_have_accelerators(job: Evidence) -> bool:
     )
 
 
-def targets(framework: str, device: str) -> list[str]:
-    """Return the targets for ``cpu``, ``gpu`` or ``tpu`` whose trainers are for the framework, ``jax 0.12.0``."""
-    known, name = model.recommended(), framework.partition(" ")[0]
-    package = next((spec.trainers.package for spec in known if name.startswith(spec.framework.name)), None)
-    fitting = [spec for spec in known if spec.accelerator == {"gpu": "nvidia", "cpu": "none"}.get(device, device)]
-    return [spec.target for spec in fitting if package in (None, spec.trainers.package)]
+def fitting(targets: Targets, framework: str, device: str) -> str:
+    """Return which targets are for ``cpu``, ``gpu`` or ``tpu`` and a framework, ``jax 0.12.0``, in words."""
+    known, family = targets(), re.split("[_ ]", framework)[0]
+    own = [recipe for recipe in known if recipe.framework.name.partition("_")[0] == family] or known
+    kind = {"gpu": "nvidia", "cpu": "none"}.get(device, device)
+    names = dict.fromkeys(recipe.name for recipe in own if recipe.accelerator.kind == kind)
+    return f"targets for {device.upper()}s: {', '.join(names)}" if names else f"use an image for {device.upper()}s"
 
 
 @rule(*KINDS, severity=Severity.NOTE, source="images/matrix.yaml")
 def images_are_supported(job: Evidence) -> Iterator[Finding]:
     """The image is supported for 60 days more: its framework, base, Python and CUDA."""
+    today = datetime.datetime.now(tz=datetime.UTC).date()
     for image in named(job):
         contents = job.images.get(image.reference)
         if contents is None or not (last := contents.supported_until):
             continue
-        if datetime.date.fromisoformat(last) - datetime.timedelta(days=NOTICE) < today():
+        if datetime.date.fromisoformat(last) - datetime.timedelta(days=NOTICE) < today:
             yield Finding(
                 image.at,
                 f"{image.reference} is supported until {last} (by {contents.source})",
@@ -443,7 +444,7 @@ def _at_least(have: str, first: str) -> bool:
 def images_have_code_for_the_gpu(job: Evidence) -> Iterator[Finding]:
     """The image has device code for the GPU that the job asks for."""
     for image in named(job):
-        if misfit := gpu_support.misfit(job.images.get(image.reference), image.gpu):
+        if misfit := gpu_support.misfit(job.images.get(image.reference), image.gpu, job.targets):
             severity = Severity.CANNOT_START if misfit.fatal else Severity.NOTE
             yield Finding(image.at, misfit.what, misfit.why, misfit.remediation, severity)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -53,6 +54,7 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
       trainyard job tf-cpu --platform ai-platform --machine n1-highcpu-16 >old.yaml
       trainyard job --platform vertex --from old.yaml >job.yaml
       trainyard job --code . --platform vertex --accelerator v5litepod-4 --submit
+      trainyard job --recipe recipe.json registry.example/team/image:tag --platform vertex >job.yaml
     """,
 )
 @options.target
@@ -69,6 +71,7 @@ def _declare_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     flag_value=".",
     help="Push the code of the repository in FOLDER first, as 'trainyard push --code-only', and run that image.",
 )
+@options.recipe
 @options.registry
 @_declare_rows
 @options.option(
@@ -86,6 +89,7 @@ def command(
     /,
     platform: str | None,
     code: str | None,
+    recipe: Path | None,
     source: str | None,
     dry_run: bool,
     submit: bool,
@@ -96,17 +100,21 @@ def command(
     """Write a job that runs a trainer of TARGET's image on a platform; the command that submits it is on stderr.
 
     Without TARGET, in a repository with a trainyard.yaml, it runs the repository's own command in the image that was
-    pushed last. With --code, the repository's code replaces that of the image first: no engine is needed.
+    pushed last. With --code, the repository's code replaces that of the image first: no engine is needed. With
+    --recipe, it runs the image TARGET, whose recipe a file has.
 
     The job has passed 'trainyard job check', but for its image. --submit submits it instead, unless only this machine
     has the image; the exit status is 0 only if it succeeds; Ctrl-C stops following its log and leaves it running.
     """
     import dataclasses
     import shlex
-    from pathlib import Path
 
+    from trainyard import recipe as recipes
     from trainyard.common import console
     from trainyard.common.errors import UserError
+    from trainyard.image.recipes import outlines
+    from trainyard.release import pushes
+    from trainyard.spec import model
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
     from trainyard_jobs.platforms import submission, writing
@@ -126,7 +134,19 @@ def command(
     else:
         if code:
             given |= _push_code(context, code, given)
-        parsed = request.parse_request(context, given, tpu_machine=chosen.tpu_machine)
+        known, folder = [], None
+        if recipe:
+            known, given["image"] = [recipes.read(recipe)], given["image"] or given["target"]
+        elif given["target"] or not given["image"]:
+            spec = model.load(given["target"], context=context)
+            known, folder = outlines(spec), spec.folder
+        parsed = request.parse_request(
+            given,
+            known,
+            lambda place: pushes.last(context.state / known[0].name, place, folder),
+            lambda: outlines(*model.recommended()),
+            tpu_machine=chosen.tpu_machine,
+        )
         platforms.check_options(chosen, parsed, given["name"])
         rendered = chosen.write(parsed, file)
     for warning in (*writing.local_images(chosen, rendered, submit=submit), *rendered.warnings):
@@ -149,8 +169,6 @@ def command(
 
 def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str, Any]:
     """Replace the code of the image of the repository in ``folder``; the options that name the result."""
-    from pathlib import Path
-
     from trainyard.common import console, errors
     from trainyard.release import code_push, repository_code
     from trainyard.spec import model, workspace

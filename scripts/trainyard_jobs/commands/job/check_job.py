@@ -109,6 +109,7 @@ def command(
     The exit status is 1 if a platform refuses a job, or the job cannot start, and 2 if a file cannot be read, or is a
     template.
     """
+    import functools
     import json
 
     from trainyard.common import console
@@ -119,10 +120,12 @@ def command(
     if sarif and as_json:
         raise UserError("--sarif and --json both print on stdout: give one of them")
 
+    from trainyard.image import recipes
+    from trainyard.spec import model
     from trainyard.spec.yaml_source import relative
     from trainyard_jobs import platforms
+    from trainyard_jobs.check import files as job_files
     from trainyard_jobs.check import sarif as sarif_log
-    from trainyard_jobs.check.files import check_files
     from trainyard_jobs.platforms import submission
 
     unsigned = None
@@ -131,9 +134,16 @@ def command(
     if require_signed:
         unsigned = _unsigned(context, public_key, certificate_identity, certificate_oidc_issuer, offline)
     paths = [Path(file) for file in files]
-    results, skipped = check_files(
-        paths, region=region, offline=offline, unsigned=unsigned, engine=context.engine, server=server
+    check = functools.partial(
+        job_files.check_file,
+        region=region,
+        offline=offline,
+        unsigned=unsigned,
+        engine=context.engine,
+        server=server,
+        targets=lambda: recipes.outlines(*model.recommended()),
     )
+    results, skipped = job_files.check_files(paths, check, signed=require_signed)
     for one in results:
         _show(one, alone=len(results) == 1)
     templates = [one.path for one in results if one.template]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
@@ -96,9 +97,18 @@ def command(ctx: click.Context, /, target: str | None, action: str | None, as_js
     deleted. The exit status is that of the first worker that failed.
     """
     from trainyard.common import console
+    from trainyard.image import recipes
+    from trainyard.release import pushes
+    from trainyard.spec import model
     from trainyard_jobs.pods import actions
 
-    chosen = actions.Options(target=target, logs_to_stderr=as_json, **given)
+    spec = functools.cache(lambda: model.load(target, context=ctx.obj))
+    chosen = actions.Options(
+        recipe=lambda: recipes.outline(spec()) if target else None,
+        pushed=lambda place: pushes.last(ctx.obj.state / spec().target, place, spec().folder),
+        logs_to_stderr=as_json,
+        **given,
+    )
     code, facts = actions.perform(action, chosen, ctx.meta.get(_XLA_DIST, ()))
     console.result(facts, as_json=as_json)
     return code

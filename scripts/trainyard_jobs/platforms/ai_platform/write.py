@@ -40,14 +40,14 @@ def tpu_version(request: Request) -> str:
     if request.tpu_version:
         return request.tpu_version
     known = machines.table().ai_platform_tpu_runtimes
-    if request.spec is None:
+    if request.recipe is None:
         raise UserError(f"no '--tpu-version': the runtime version of the TPU, one of {', '.join(known)}")
-    framework, version = request.spec.framework, request.spec.version
+    framework, version = request.recipe.framework, request.recipe.version
     minor = ".".join(version.split(".")[:2])
     if framework.name == "tensorflow" and minor in known:
         return minor
     raise UserError(
-        f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.spec.target} contains {framework.name} "
+        f"AI Platform's TPUs had runtimes {known[0]} to {known[-1]}; {request.recipe.name} contains {framework.name} "
         f"{version}: use '--platform vertex', or give '--tpu-version' to write the job anyway"
     )
 

@@ -36,9 +36,9 @@ ENTRYPOINT = ("tini", "--", "launch")
 
 def runtime_of(request: Request) -> str:
     """Return the name of the runtime for the framework of an image; for an unknown one on TPUs, that of JAX."""
-    if request.spec is None:
+    if request.recipe is None:
         return RUNTIMES["jax"] if request.tpu else RUNTIME
-    return RUNTIMES.get(request.spec.framework.name, RUNTIME)
+    return RUNTIMES.get(request.recipe.framework.name, RUNTIME)
 
 
 def train_job(request: Request) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _trainer(request: Request) -> dict[str, Any]:
     one_process = bool(request.cpu) and not request.gpus and runtime_of(request) == RUNTIME
     trainer = {
         "image": request.image,
-        "command": list(request.command or (ENTRYPOINT if request.spec else ())),
+        "command": list(request.command or (ENTRYPOINT if request.recipe else ())),
         "args": list(args),
         "env": gke.variables(request, env),
         "numNodes": gke.hosts(request),
@@ -115,7 +115,7 @@ class Kubeflow(Platform):
         body = yaml_writer.dump(train_job(request))
         file = file or self.file_name
         notes = [*writing.machine_notes(request), *writing.network_notes(request)]
-        if request.spec is None and not request.command and not request.tpu:
+        if request.recipe is None and not request.command and not request.tpu:
             notes.append(f"the image's entrypoint has to start the training from PET_NNODES and the like of {RUNTIME}")
         return writing.rendered(request, gke.submit_command(file), file, body, notes)
 
