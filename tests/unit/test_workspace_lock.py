@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -677,9 +678,9 @@ def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(writ
 
 @pytest.mark.needs("git")
 def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """And is made again, for another host, after the wheel that needs it."""
+    """And is made again, for another host, after the wheel that needs it. A lock that is exported cannot name it."""
     monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
     inner = f"inner @ git+file://{tmp_path}/inner"
     backend = textwrap.dedent(BACKEND).replace("Requires-Dist: tqdm", "Requires-Dist: tqdm\\nRequires-Dist: " + inner)
@@ -707,6 +708,43 @@ def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
         made.unlink()
     workspaces.ensure_wheels(fresh(spec), folder)
     assert sorted(one.name for one in folder.iterdir()) == ["inner-1-py3-none-any.whl", "tool-1-py3-none-any.whl"]
+    status, _, err = trainyard("lock", "--export", "pylock.a.toml")
+    refusal = "inner is made of an address that another package names: name it in the requirements, too"
+    assert (status, err) == (2, f"lock: '--export pylock.a.toml': {refusal}\n") and not Path("pylock.a.toml").exists()
+
+
+@pytest.mark.needs("git")
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="debian-12 has Python 3.11")
+def test_uv_installs_a_lock_that_is_exported_with_what_is_made_of_folders_and_git_repositories(
+    write: Write, index: PackageIndex, tmp_path: Path, trainyard: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of which the lock has wheels, that are made on each host, and the exported one the sources."""
+    for folder, name in ((Path("tool"), "tool"), (tmp_path / "inner", "inner")):
+        folder.mkdir()
+        text = textwrap.dedent(BACKEND).replace("tool-1", f"{name}-1").replace("Name: tool", f"Name: {name}")
+        (folder / "backend.py").write_text(text)
+        (folder / "tool.py").write_text("")
+        (folder / "pyproject.toml").write_text(
+            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        )
+    git = ["git", "-C", str(tmp_path / "inner"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
+    index.add(wheel("tensorflow-cpu", "2.20.0"))  # another than the target's, whose files the index has not
+    asked = "base: debian-12\nframework: [tensorflow-cpu==2.20.0]\n"
+    spec = write(f"./tool\ninner @ git+file://{tmp_path}/inner\neinops\n", asked)
+    relock(spec)
+    assert trainyard("lock", "--export", "pylock.laptop.toml")[0] == 0
+    exported = Path("pylock.laptop.toml").read_text(encoding="utf-8")
+    assert index.url.rsplit("/", 2)[0] in exported and "tool.trainyard" not in exported
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(tmp_path / "site")]
+    command += ["--no-build-isolation", "-r", "pylock.laptop.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    installed = {dist.name: dist.version for dist in importlib.metadata.distributions(path=[str(tmp_path / "site")])}
+    assert {canonicalize_name(name): version for name, version in installed.items()} == versions(spec)
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ GROUP = "build"
 
 @options.command(
     "Find the package that broke an image.",
-    "trainyard bisect HEAD~1            # pylock.trainyard.toml of that commit was good, that of the folder is bad",
+    "trainyard bisect HEAD~1            # the lock of that commit was good, that of the folder is bad",
     "trainyard bisect good.lock bad.lock",
     "trainyard bisect localhost:5000/ml/trainyard:mine-2.15.0-20261126-2f6d0e0c",
     "trainyard bisect main --command 'python tools/evaluate.py'",

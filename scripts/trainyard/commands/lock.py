@@ -18,7 +18,7 @@ GROUP = "build"
     "trainyard lock --upgrade-package einops    # the same, with the newest einops",
     "trainyard lock --upgrade                   # the framework and base of this Trainyard, the newest of the rest",
     "trainyard lock xla        # the lock of a target, for every package index that answers",
-    "trainyard lock jax --export pylock.jax.toml    # its lock, as 'uv pip sync' and 'pip install -r' read it",
+    "trainyard lock --export pylock.laptop.toml     # that lock, as 'uv pip sync' and 'pip install -r' read it",
     "trainyard lock scripts    # what Trainyard and its tests need (scripts/requirements.lock)",
     "trainyard lock uv         # the installer inside builds (images/uv.lock); the same for gsutil",
 )
@@ -51,7 +51,7 @@ def command(
     that a nightly names without a version are locked in their newest release, pre-releases included, with the day.
     """
     from trainyard.common import console, errors
-    from trainyard.image import build_backends, repository_lock, resolver, target_lock, tool_locks
+    from trainyard.image import build_backends, exported_lock, repository_lock, resolver, target_lock, tool_locks
     from trainyard.spec import architectures, model, pylock
     from trainyard.spec.model import relative
     from trainyard.workspace import check as workspace_check
@@ -62,7 +62,7 @@ def command(
     if export:
         if spec is None:
             raise errors.UserError("'--export' is for the lock of an image")
-        target_lock.export(spec, export)
+        exported_lock.export(spec, export)
         console.say(f"wrote {relative(export)}")
         return console.result({"written": [relative(export)]}, as_json=as_json)
     if isinstance(spec, model.RepositorySpec):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from packaging.pylock import is_valid_pylock_path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -24,9 +23,8 @@ from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Resolution, Resolved, exactly, versions_of
 from trainyard.image.resolver import check_conflicts, default_index
 from trainyard.spec import framework, pylock
-from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Pin, mark_added, ordered, versions
+from trainyard.spec.lock import DEFAULT, Lock, Locked, mark_added, ordered, versions
 from trainyard.spec.model import BaseContents, Spec, each_platform, load, relative, requirements_of
-from trainyard.workspace.lines import without_userinfo
 
 logger = logging.getLogger(__name__)
 
@@ -109,52 +107,6 @@ def write(spec: Spec, lock: Lock) -> tuple[Spec, list[Path]]:
     written = pylock.write(spec.lock_file, lock)
     spec = spec.with_lock(lock)
     return spec, [*written, *dockerfile.write(dockerfile.rendered(spec))]
-
-
-def export(spec: Spec, path: Path) -> None:
-    """Write the lock of a target with the addresses of its files at the package index that this machine uses.
-
-    It is the lock of the index that an image would be built from.
-
-    Raises:
-        UserError: no tool reads a file of that name; the framework is in the base image; the index lacks a file; the
-            lock cannot be used; or it is of a user's repository.
-        StepFailed: the index does not answer, or lacks a package.
-    """
-    if not is_valid_pylock_path(path):
-        raise UserError(f"'--export {path}': uv and pip read files that are named pylock.NAME.toml")
-    if spec.lock_file.name != pylock.FILE:
-        raise UserError(f"{relative(spec.lock_file)}: '--export' is for a target of the catalogue")
-    spec.locked()  # reports a lock that is missing or cannot be used
-    known = spec.usable_lock or Lock()
-    index = package_index.choose(spec)[0]
-    index = index if index in known.indexes else DEFAULT
-    locked = known.indexes[index]
-    if any(of.base for of in locked.values()):
-        raise UserError(f"{relative(spec.lock_file)}: the framework is in the base image, and on no package index")
-    resolution = _resolution(spec, index)
-    found = resolution.packages(exactly({arch: of.versions for arch, of in locked.items()}))
-    addresses = {file.sha256: without_userinfo(file.url) for file in _files(found.values())}
-    if lacking := next(
-        (file for file in _files(of.pins for of in locked.values()) if file.sha256 not in addresses), None
-    ):
-        raise UserError(
-            f"{relative(spec.lock_file)}: no package index has {lacking.name} with SHA-256 {lacking.sha256}"
-        )
-    exported = {
-        arch: Locked(
-            tuple(
-                replace(pin, files=tuple(replace(file, url=addresses[file.sha256]) for file in pin.files))
-                for pin in of.pins
-            )
-        )
-        for arch, of in locked.items()
-    }
-    path.write_text(pylock.text(replace(known, indexes={index: exported}), index, {}), encoding="utf-8")
-
-
-def _files(every: Iterable[Iterable[Pin]]) -> Iterator[File]:
-    return (file for pins in every for pin in pins for file in pin.files)
 
 
 def _known(known: Lock, index: str) -> list[tuple[str, str]]:
