@@ -15,7 +15,7 @@ from pyproject_hooks import BuildBackendHookCaller
 
 from tests import locks
 from tests.fakes.package_index import PackageIndex
-from trainyard.image import base_image, build_backends, dockerfile, repository_lock
+from trainyard.image import base_image, build_backends, dockerfile, lock_origin, repository_lock
 from trainyard.spec import model, pylock
 from trainyard.spec.lock import Lock, Locked, Origin, Pin, Role
 from trainyard.spec.lock import versions as versions_of
@@ -68,7 +68,7 @@ def make(where: str, folder: Path, _names: Iterable[str], out: Path) -> Path:
 
 def ensure_wheels(spec: RepositorySpec, folder: Path) -> None:
     """Make a folder hold the wheels of the folders that a repository requires, as a build does."""
-    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    wanted = requirements.of_platform(spec)
     wheels.ensure(wanted.sources, spec.locked().requirements, spec.lock_file, folder, make)
 
 
@@ -93,7 +93,7 @@ def relock(spec: Spec, *, upgrade: bool = False, upgrade_packages: Sequence[str]
 
 def is_current(spec: Spec) -> bool:
     """Return whether the lock that is there now is up to date."""
-    return repository_lock.is_current(fresh(spec))
+    return lock_origin.is_current(fresh(spec))
 
 
 def versions(spec: Spec, *roles: Role, index: str = "default") -> dict[str, str]:
@@ -116,7 +116,7 @@ def lock(spec: Spec, *more: Pin) -> None:
     for one in model.each_platform(spec):
         locked[one.arch] = locks.locked(*spec.extends.on(one.arch).locked().pins, *more)
     content = Lock(spec.python_version, {"default": locked})
-    inputs = repository_lock.inputs(spec, content)
+    inputs = lock_origin.inputs(spec, content)
     origin = Origin("0.1.0", "00000000", spec.extends.target, spec.base_spec().image, inputs)
     pylock.write(spec.lock_file, Lock(spec.python_version, {"default": locked}, origin=origin))
 

@@ -12,7 +12,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import LockedOnce, fresh, render
 
 from trainyard.common.errors import EngineFailed, StepFailed, UserError
-from trainyard.image import planning, recipes, repository_lock, smoke_command, workspace_files
+from trainyard.image import lock_origin, planning, recipes, smoke_command, workspace_files
 from trainyard.release import bisect, image_packages, mixed_lock
 from trainyard.release.bisect import Check, Result, Tried
 from trainyard.release.culprit import Verdict
@@ -78,7 +78,7 @@ class Tries:
         self._judge = judge
 
     def __call__(self, spec: RepositorySpec, check: Check) -> Verdict:
-        assert repository_lock.is_current(spec), "a build would lock it again"
+        assert lock_origin.is_current(spec), "a build would lock it again"
         self.seen.append(own(spec.usable_lock))
         found = self._judge(self.seen[-1])
         return found if isinstance(found, Verdict) else Verdict("bad" if found else "good", found)
@@ -153,7 +153,7 @@ def test_a_mixed_lock_has_the_pins_of_the_two_with_their_hashes(spec: Repository
     assert own(found.lock(frozenset(["loner", "new"]))) == OLD | {"loner": "3.0", "new": "1.0"}
     known, mixed = fresh(spec).locked(), ends[1].of("amd64")
     assert mixed == known
-    assert repository_lock.is_current(spec.with_lock(ends[0]))
+    assert lock_origin.is_current(spec.with_lock(ends[0]))
 
 
 def test_the_culprit_is_named_with_what_it_needs(spec: RepositorySpec) -> None:

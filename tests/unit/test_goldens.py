@@ -27,7 +27,7 @@ from tests.unit.corpus import google_jobs, kubernetes, names, published
 from tests.unit.corpus.case import Case
 
 from trainyard import cli
-from trainyard.image import repository_lock
+from trainyard.image import lock_origin
 from trainyard.spec import model, pylock
 from trainyard.spec.naming import LABELS
 
@@ -129,7 +129,7 @@ def test_every_fact_of_an_image(name: str, run: transcript.Run, normalize: Calla
         workspaces.lock_without_resolution(target)
         spec = workspaces.repository(target)  # the lock says that another Trainyard wrote it
         assert spec.usable_lock and spec.usable_lock.origin
-        origin = replace(spec.usable_lock.origin, contents=repository_lock.contents(spec))
+        origin = replace(spec.usable_lock.origin, contents=lock_origin.contents(spec))
         pylock.write(spec.lock_file, replace(spec.usable_lock, origin=origin))
     status, out, error = run({}, ["trainyard", "dev", "plan", target, "--json"])
     if status:

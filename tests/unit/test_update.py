@@ -19,7 +19,7 @@ from tests.workspaces import LockedOnce, empty, fresh, relock, render
 from trainyard.commands import update as command
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, peak_memory, planning, recipes, repository_lock, target_lock, workspace_files
+from trainyard.image import base_image, lock_origin, peak_memory, planning, recipes, target_lock, workspace_files
 from trainyard.recipe import Command
 from trainyard.release import advisories, bisect, trials, update, update_report
 from trainyard.release.advisories import Advisory, Snapshot
@@ -96,7 +96,7 @@ class Images:
         self._judge = judge
 
     def __call__(self, spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
-        assert repository_lock.is_current(spec), "a build would lock it again"
+        assert lock_origin.is_current(spec), "a build would lock it again"
         (self.again if again else self.seen).append(own(spec.usable_lock))
         self.bounds = bounds
         found = self._judge(own(spec.usable_lock))
@@ -314,7 +314,7 @@ def test_the_framework_of_this_trainyard_is_taken_with_nothing_else(spec: Reposi
     assert known and known.origin
     others = (pin for pin in spec.locked().pins if pin.name != "tensorflow-cpu")
     older = replace(locks.lock(locks.pin("tensorflow-cpu==2.20.0", "framework"), *others), python=known.python)
-    origin = replace(known.origin, version="0.0.1", contents="00000000", inputs=repository_lock.inputs(spec, older))
+    origin = replace(known.origin, version="0.0.1", contents="00000000", inputs=lock_origin.inputs(spec, older))
     pylock.write(spec.lock_file, replace(older, origin=origin))
     result, packages = run(fresh(spec), Images(), "patch")
     assert packages["alpha"] == "1.0.1" and "the lock stays one of Trainyard 0.0.1" in result.notes[-1]

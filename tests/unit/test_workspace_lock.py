@@ -27,7 +27,7 @@ from tests.workspaces import versions as pinned
 import trainyard as package
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT
-from trainyard.image import dockerfile, recipes, repository_lock, resolver
+from trainyard.image import dockerfile, lock_origin, recipes, resolver
 from trainyard.spec import model, pylock
 from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Origin, Pin, Role, Unreadable
 from trainyard.spec.model import RepositorySpec, Spec
@@ -401,7 +401,7 @@ def test_another_base_has_the_framework_of_the_target_for_its_python(
     assert origin(spec).base.startswith("docker.io/library/debian:12-slim@")
     assert is_current(spec)
     assert not relock(spec) and len(other_bases) == 1, "it is kept"
-    repository_lock.check_tool(fresh(spec))
+    lock_origin.check_tool(fresh(spec))
 
 
 def test_a_lock_of_another_base_is_resolved_anew_if_the_repository_asks_for_it(
@@ -466,13 +466,13 @@ def test_what_the_code_provides_is_not_installed(write: Write) -> None:
 def test_a_lock_of_another_trainyard_is_refused_and_kept_by_lock(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write()
     relock(spec)
-    repository_lock.check_tool(fresh(spec))
+    lock_origin.check_tool(fresh(spec))
     before = origin(spec)
     monkeypatch.setattr(package, "__version__", "9.9.9")
-    monkeypatch.setattr(repository_lock, "contents", lambda _: "5e6f7a8b")
+    monkeypatch.setattr(lock_origin, "contents", lambda _: "5e6f7a8b")
     written, here = rf"{before.version} \({before.contents}\)", r"9\.9\.9 \(5e6f7a8b\)"
     with pytest.raises(UserError, match=rf"^pylock\.trainyard\.toml: written by Trainyard {written}, this is {here}"):
-        repository_lock.check_tool(fresh(spec))
+        lock_origin.check_tool(fresh(spec))
     relock(write("tqdm\n"))
     assert origin(spec).contents == before.contents
     relock(write("tqdm\n"), upgrade=True)
@@ -489,25 +489,25 @@ def test_trainers_of_a_targets_folder_are_contents_wherever_the_checkout_is(
     (first / "image.yaml").write_text(text, encoding="utf-8")
     second = shutil.copytree(first, tmp_path / "other" / "mine")
     one, other = (model.load(str(folder)) for folder in (first, second))
-    assert first / "training" / "words.py" in set(repository_lock._contributed(one))
-    assert repository_lock._settings(one) == repository_lock._settings(other)
+    assert first / "training" / "words.py" in set(lock_origin._contributed(one))
+    assert lock_origin._settings(one) == lock_origin._settings(other)
 
 
 def test_the_hash_of_contents_changes_with_what_reaches_an_image(
     write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = write()
-    first = repository_lock.contents(spec)
-    assert first != repository_lock.contents(write(extends="cpu"))
+    first = lock_origin.contents(spec)
+    assert first != lock_origin.contents(write(extends="cpu"))
     for name in ("templates/Dockerfile.j2", "launcher/launch", "images/uv.lock", "trainers/common/__init__.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes((ROOT / name).read_bytes() + b"\n")
-        changed = [path if one == ROOT / name else one for one in repository_lock._contributed(model.load("tf-cpu"))]
+        changed = [path if one == ROOT / name else one for one in lock_origin._contributed(model.load("tf-cpu"))]
         assert path in changed, name
-        monkeypatch.setattr(repository_lock, "ROOT", Path("/"))
-        monkeypatch.setattr(repository_lock, "_contributed", lambda _, found=changed: iter(found))
-        assert repository_lock.contents(write()) != first, name
+        monkeypatch.setattr(lock_origin, "ROOT", Path("/"))
+        monkeypatch.setattr(lock_origin, "_contributed", lambda _, found=changed: iter(found))
+        assert lock_origin.contents(write()) != first, name
         monkeypatch.undo()
         monkeypatch.chdir(spec.folder)
 

@@ -15,7 +15,7 @@ from tests.workspaces import versions as pinned
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_contents, dockerfile, planning, repository_lock
+from trainyard.image import base_contents, dockerfile, lock_origin, planning
 from trainyard.image.plan import Plan
 from trainyard.oci import probe_runner
 from trainyard.oci.probe_runner import Distribution, ProbeResult
@@ -316,12 +316,12 @@ def test_a_record_of_the_catalogues_base_is_not_that_of_the_workspace(
     spec = write()
     relock(spec)
     spec = repository()
-    before = repository_lock.contents(spec)
+    before = lock_origin.contents(spec)
     copy = inspect_base(model.load("xla-nightly"))
     load = model._load
     monkeypatch.setattr(model, "_load", lambda folder, *more: load(copy if folder.name == copy.name else folder, *more))
     assert model.load("xla-nightly").version == "2.10.0+git0123abc"
-    assert repository_lock.contents(spec) == before, "it is the same Trainyard"
+    assert lock_origin.contents(spec) == before, "it is the same Trainyard"
     assert repository().base_contents == spec.base_contents
     spec.lock_file.unlink()
     assert not repository().version_known

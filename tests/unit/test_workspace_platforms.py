@@ -17,7 +17,7 @@ from tests.workspaces import is_current, relock, repository
 from tests.workspaces import versions as pinned
 
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, build_backends, dockerfile, planning, repository_lock
+from trainyard.image import base_image, build_backends, dockerfile, lock_origin, planning
 from trainyard.spec import architectures, model, pylock, workspace
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
 from trainyard.spec.lock import DEFAULT, Lock, Locked
@@ -303,7 +303,7 @@ def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, mo
     """Its framework would be that of another version than those that the lock keeps."""
     relock(write(more=""))
     spec = write()
-    monkeypatch.setattr(repository_lock, "contents", lambda _: "5e6f7a8b")
+    monkeypatch.setattr(lock_origin, "contents", lambda _: "5e6f7a8b")
     with pytest.raises(UserError, match=r"would make another image: run 'trainyard lock --upgrade'"):
         relock(spec)
     relock(spec, upgrade=True)
@@ -312,7 +312,7 @@ def test_a_platform_is_not_added_to_a_lock_of_another_trainyard(write: Write, mo
 
 def test_the_hash_of_contents_is_the_same_for_all_platforms(write: Write) -> None:
     write()
-    assert repository_lock.contents(on(AMD64)) == repository_lock.contents(on(ARM64))
+    assert lock_origin.contents(on(AMD64)) == lock_origin.contents(on(ARM64))
 
 
 def test_platforms_are_compared_by_the_lock_and_not_by_the_configuration(write: Write) -> None:

@@ -15,7 +15,6 @@ from trainyard.image import build_backends, package_index
 from trainyard.image.resolution import Resolution, exactly
 from trainyard.image.resolver import default_index
 from trainyard.spec import pylock
-from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Pin, versions
 from trainyard.spec.model import RepositorySpec, Spec, each_platform, relative
 from trainyard.workspace import indexes, requirements, wheels
@@ -48,7 +47,7 @@ def export(spec: Spec, path: Path) -> None:
         arch: replace(of, pins=tuple(pin for pin in of.pins if pin.role != "build"))
         for arch, of in known.indexes[index].items()
     }
-    wanted = _wanted(spec, locked)
+    wanted = requirements.of_image(spec) if isinstance(spec, RepositorySpec) else Wanted()
     sources = _sources(wanted, [pin for of in locked.values() for pin in of.pins], path)
     addresses = _addresses(spec, index, locked, wanted)
     for file in _files(of.pins for of in locked.values()):
@@ -59,14 +58,6 @@ def export(spec: Spec, path: Path) -> None:
         arch: replace(of, pins=tuple(_with_addresses(pin, addresses) for pin in of.pins)) for arch, of in locked.items()
     }
     path.write_text(pylock.text(replace(known, indexes={index: exported}), index, sources), encoding="utf-8")
-
-
-def _wanted(spec: Spec, archs: Iterable[str]) -> Wanted:
-    """Return what a repository asks for; nothing for a target."""
-    if not isinstance(spec, RepositorySpec):
-        return Wanted()
-    machines = [ARCHITECTURES[arch].machine for arch in archs]
-    return requirements.read_all(spec.workspace, spec.python_version, machines)
 
 
 def _addresses(spec: Spec, index: str, locked: Mapping[str, Locked], wanted: Wanted) -> dict[str, str]:

@@ -108,7 +108,7 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
     for name in names:
         on_base = spec.on_base(name)
         python = f"Python {on_base.python_version}"
-        wanted = requirements.read(spec.workspace, on_base.python_version, spec.architecture.machine)
+        wanted = requirements.of_platform(on_base)
         if line := contradictions.excluding_python(wanted, on_base.python_version):
             why.append(f"{line.where} excludes {python} of {name}")
         elif _resolves(on_base, lines):
@@ -202,7 +202,7 @@ def other_base(request: Request) -> RepositorySpec | None:
     bases = debian_bases()
     for name in bases if spec.base in bases else ():
         on_base = spec.on_base(name)
-        wanted = requirements.read(spec.workspace, on_base.python_version, spec.architecture.machine)
+        wanted = requirements.of_platform(on_base)
         if name == spec.base or contradictions.excluding_python(wanted, on_base.python_version):
             continue
         with contextlib.suppress(StepFailed, UserError):

@@ -8,30 +8,31 @@ wheels that are built from git repositories and folders.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 
 import trainyard
-from trainyard.common import settings
 from trainyard.common.errors import StepFailed, UserError, nearest
-from trainyard.common.settings import ROOT
-from trainyard.image import base_contents, base_image, build_backends, framework_choice, package_index, resolution
+from trainyard.image import (
+    base_contents,
+    base_image,
+    build_backends,
+    framework_choice,
+    lock_origin,
+    package_index,
+    resolution,
+)
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolution import Request, Resolution, Resolved, Unfit, versions_of
-from trainyard.image.resolver import NAME, Failed, check_conflicts, default_index, pins
+from trainyard.image.explanation import explained
+from trainyard.image.resolution import Request, Resolution, Resolved, versions_of
+from trainyard.image.resolver import check_conflicts, default_index, pins
 from trainyard.spec import framework, markers, matrix, model, pylock, state
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Unreadable, ordered, versions
-from trainyard.spec.model import IMAGES, BaseContents, RepositorySpec, Spec, relative
+from trainyard.spec.model import BaseContents, RepositorySpec, Spec, relative
 from trainyard.workspace import indexes, requirements, wheels
 from trainyard.workspace.lines import Line, Source
 from trainyard.workspace.requirements import Wanted
@@ -45,143 +46,6 @@ Constrain = Callable[[Mapping[str, str]], Iterable[str]]
 #: What the lock of a trial says in the place of the requirements for which the framework is not that of the target: its
 #: versions are those of the lock.
 _TRIAL = "a trial"
-
-
-def contents(spec: RepositorySpec) -> str:
-    """Return 8 hexadecimal digits of what this Trainyard contributes to images of the target that a repository extends.
-
-    It is the same for all platforms that the repository may list.
-    """
-    parent = spec.parent
-    about = [_settings(one) for one in model.each_platform(parent)]
-    base = parent.base_spec().model_dump(mode="json")
-    digest = hashlib.sha256(json.dumps([*about, base], sort_keys=True).encode())
-    for path in _contributed(parent):
-        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:8]
-
-
-def _settings(parent: Spec) -> dict[str, Any]:
-    """Return what the spec of a target contributes to images."""
-    about = parent.model_dump(
-        mode="json",
-        include={"base", "framework", "system", "accelerator", "environment", "tools", "profile", "trainers"},
-    )
-    # Those of a base are recorded in the lock.
-    about["framework"]["packages"] = [] if parent.framework_in_base else parent.packages
-    about["trainers"]["folder"] = None  # its files count, wherever it is
-    return about
-
-
-def _contributed(parent: Spec) -> Iterator[Path]:
-    yield ROOT / "templates" / "Dockerfile.j2"
-    names = ("templates/steps", "launcher", "trainers/common", f"trainers/{parent.trainers.package}")
-    folders = [ROOT / name for name in names]
-    for folder in (*folders, *([parent.own_trainers] if parent.own_trainers else [])):
-        files = folder.rglob("*")
-        yield from sorted(one for one in files if one.is_file() and "__pycache__" not in one.parts)
-    yield ROOT / "trainers" / "__init__.py"
-    yield IMAGES / "uv.lock"
-    if "gsutil" in parent.tools:
-        yield IMAGES / "gsutil.lock"
-
-
-def check_tool(spec: RepositorySpec) -> None:
-    """Check that this Trainyard makes the image that the lock describes.
-
-    Raises:
-        UserError: there is no readable lock, or another Trainyard wrote it, whose images differ.
-    """
-    origin, here = _required(spec).origin, contents(spec)
-    if origin and origin.contents != here and origin.target == spec.extends.target:
-        other = f", or install Trainyard {origin.version}" if origin.version != trainyard.__version__ else ""
-        raise UserError(
-            f"{relative(spec.lock_file)}: written by Trainyard {origin.version} ({origin.contents}), this is "
-            f"{trainyard.__version__} ({here}), which would make another image: run 'trainyard lock --upgrade'{other}"
-        )
-
-
-def _required(spec: RepositorySpec) -> Lock:
-    """Return the lock of a repository.
-
-    Raises:
-        UserError: there is none that can be used.
-    """
-    if isinstance(spec.lock, Lock):
-        return spec.lock
-    raise UserError(spec.lock.reason)
-
-
-def is_current(spec: RepositorySpec) -> bool:
-    """Return whether the lock was resolved from what the repository asks for now.
-
-    Raises:
-        UserError: the requirements have a mistake, or the lock cannot be used.
-    """
-    if isinstance(spec.lock, Unreadable) and spec.lock.missing:
-        return False
-    spec, lock = build_backends.asked(spec), _required(spec)
-    if not is_of(lock, spec) or (spec.framework_in_base and not _has_base(spec)):
-        return False
-    return lock.origin is not None and lock.origin.inputs == inputs(spec, lock)
-
-
-def is_of(lock: Lock, spec: RepositorySpec) -> bool:
-    """Return whether a lock is of the target of a repository, and of the base that it has now."""
-    origin = lock.origin
-    same_base = spec.framework_in_base or (origin and origin.base.partition("@")[0] == spec.base_spec().image)
-    return bool(origin and origin.target == spec.extends.target and same_base)
-
-
-def _has_base(spec: RepositorySpec) -> bool:
-    """Return whether the lock records the base: the one that ``TRAINYARD_BASE`` names, or any without that."""
-    known, given = spec.base_contents, settings.variable("BASE")
-    if known is None or not given:
-        return known is not None
-    return given in (known.image, known.reference) or given.partition("@")[2] == known.digest != ""
-
-
-def inputs(spec: RepositorySpec, lock: Lock) -> str:
-    """Return the SHA-256 of everything that a lock is resolved from, its framework included.
-
-    Raises:
-        UserError: the requirements have a mistake.
-    """
-    about = [[one.platform, _inputs_of_platform(one, lock)] for one in model.each_platform(spec)]
-    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _inputs_of_platform(spec: RepositorySpec, lock: Lock) -> dict[str, Any]:
-    wanted = _wanted(spec)
-    return {
-        "target": spec.extends.target,
-        "python": spec.python_version,
-        "framework": {
-            index: [locked.base.model_dump() if locked.base else [pin.identity for pin in locked.framework]]
-            for index, of in lock.indexes.items()
-            if (locked := of.get(spec.arch))
-        },
-        "lines": sorted({" ".join([line.text, *sorted(line.hashes)]) for line in wanted.lines}),
-        "sources": sorted(
-            [wheels.key(one), *one.extras, one.marker, wheels.digest(one), *sorted(one.hashes)]
-            for one in wanted.sources
-        ),
-        "constraints": sorted({line.text for line in wanted.constraints}),
-        "overrides": sorted({line.text for line in wanted.overrides}),
-        "excludes": sorted({*wanted.excludes, *wanted.provided}),
-        "requires-python": sorted({line.text for line in wanted.requires_python}),
-        "options": wanted.options,
-        "indexes": [[one.name, one.url, one.kind] for one in indexes.of_project(spec.workspace, wanted.addresses)],
-        "index_of": wanted.index_of,
-        "compiled": sorted({line.text for line in wanted.compiled}),
-        "build-requires": sorted({line.text for line in wanted.build_requires}),
-    } | ({"asked": sorted(given)} if (given := spec.workspace.document.framework) else {})
-
-
-def _wanted(spec: RepositorySpec) -> Wanted:
-    """Return what a repository asks for on the platform of ``spec``."""
-    return requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
 
 
 def lock(
@@ -208,13 +72,13 @@ def lock(
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
     same_target = origin and origin.target == spec.extends.target
-    if old and origin and same_target and not is_of(old, spec) and not spec.workspace.document.base:
+    if old and origin and same_target and not lock_origin.is_of(old, spec) and not spec.workspace.document.base:
         raise UserError(
             f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
             f"base {spec.base} now: run 'trainyard lock --upgrade'"
         )
     before = spec.lock
-    if spec.framework_in_base and (upgrade or not _has_base(spec)):
+    if spec.framework_in_base and (upgrade or not lock_origin.has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
     spec, resolved = resolve(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
     locked = spec.with_lock(resolved)
@@ -245,7 +109,8 @@ def trial(spec: RepositorySpec, lock: Lock, base: str) -> Lock:
     origin = Origin(trainyard.__version__, "", spec.extends.target, base, "", _TRIAL)
     spec = spec.with_lock(replace(lock, origin=origin))  # on that base
     lock = replace(lock, python=spec.python_version)
-    return replace(lock, origin=replace(origin, contents=contents(spec), inputs=inputs(spec, lock)))
+    origin = replace(origin, contents=lock_origin.contents(spec), inputs=lock_origin.inputs(spec, lock))
+    return replace(lock, origin=origin)
 
 
 def _check_gpu_wheels(spec: RepositorySpec) -> None:
@@ -284,10 +149,10 @@ def resolve(
     """
     spec, reasons = _on_base(build_backends.asked(spec), old)
     asked = framework_choice.text(reasons)
-    kept = old if old and is_of(old, spec) and old.origin and old.origin.framework == asked else None
+    kept = old if old and lock_origin.is_of(old, spec) and old.origin and old.origin.framework == asked else None
     platforms = model.each_platform(spec)
     if kept and not all(kept.of(one.arch) for one in platforms):
-        check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
+        lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
@@ -299,10 +164,10 @@ def resolve(
         lock,
         origin=Origin(
             version=origin.version if origin else trainyard.__version__,
-            contents=origin.contents if origin else contents(spec),
+            contents=origin.contents if origin else lock_origin.contents(spec),
             target=spec.extends.target,
             base=_base(spec, origin),
-            inputs=inputs(spec, lock),
+            inputs=lock_origin.inputs(spec, lock),
             framework=asked,
         ),
     )
@@ -318,15 +183,15 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
     """
     if spec.base_contents:
         held = base_contents.framework(spec.base_contents)
-        if lines := contradictions.excluding(spec, _wanted(spec), held):
+        if lines := contradictions.excluding(spec, requirements.of_platform(spec), held):
             raise contradictions.contradiction(spec, lines[0], held)
         return spec, []
     home = spec.on_base(spec.workspace.document.base or spec.extends.base)
-    wanted = _wanted(home)
+    wanted = requirements.of_platform(home)
     reasons = framework_choice.reasons(home, wanted)
     if not reasons:
         return home, []
-    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and is_of(old, spec):
+    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and lock_origin.is_of(old, spec):
         return spec, reasons
     return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
 
@@ -387,7 +252,7 @@ class _Wheels:
 def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain) -> Request:
     """Return what a repository requires, with its source distributions, and the wheels that were made of sources."""
     platforms = model.each_platform(spec)
-    wanted = requirements.read_all(spec.workspace, spec.python_version, [one.architecture.machine for one in platforms])
+    wanted = requirements.of_image(spec)
     contradictions.check_python(spec, wanted)
     more = {
         one.architecture.machine: [Line(text, spec.file, 1) for text in constrain(versions(locked.requirements))]
@@ -400,7 +265,7 @@ def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain) ->
         wheels=_Wheels(spec, previous).of(wanted.sources),
     )
     known = [pin for locked in previous.of(platforms) for pin in locked.compiled if pin.name not in previous.upgraded]
-    with _explained(request, wanted.compiled):
+    with explained(request, wanted.compiled):
         return replace(request, compiled=resolution.compile_sources(request, versions(known)))
 
 
@@ -490,7 +355,7 @@ def _requirements(request: Request, previous: _Previous, index: str) -> Resolved
         shared=shared,
     )
     lines = [line for line in request.wanted.lines[len(own) :] if line.name not in request.frameworks]
-    with _explained(request, lines):
+    with explained(request, lines):
         resolved = request.resolve()
     archives = [(one, one.pin) for one in request.compiled.values()]
     found = {
@@ -543,75 +408,8 @@ def _builds(request: Request, installed: resolution.Versions, previous: _Previou
         wanted=replace(request.wanted, lines=resolution.build_lines(request)),
         kept=previous.kept([pin for old in previous.of(request.platforms) for pin in old.build_requires]),
     )
-    with _explained(request, request.wanted.lines):
+    with explained(request, request.wanted.lines):
         return resolution.build_requirements(request)
-
-
-@contextmanager
-def _explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
-    """Say in one line why uv found no solution, with the user's line that it is about.
-
-    Args:
-        request: what is resolved.
-        lines: the user's that are resolved.
-    """
-    spec = request.spec
-    try:
-        yield
-    except Unfit as error:
-        about = [line for line in lines if line.name == error.name]
-        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
-        raise UserError(f"{subject} cannot be installed: {error.reason}") from None
-    except Failed as error:
-        text = re.sub(
-            r"hint: While the active Python version.*?`requires-python`\.", "", " ".join(error.stderr.split())
-        )
-        text = re.sub(r"{[^}]*}", "", text).strip()  # markers of requirements
-        here = f"wheels for {spec.platform} and Python {spec.python_version}"
-        text = re.sub(r"`python_full_version[^`]*`-compatible wheels", here, text)
-        text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
-        match = re.search(
-            r"No solution found when resolving dependencies(?: for split \(markers: .*?\))?:?(?: cause:| ╰─▶) ?(.*)",
-            text,
-        )
-        if not match:
-            raise Failed(spec.target, text) from None
-        reason = match[1][:1].lower() + match[1][1:]
-        about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
-        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
-        reason = _other_base(request, reason) or reason + _other_version(lines, reason)
-        raise UserError(f"{subject} cannot be installed: {reason}") from None
-
-
-def _other_version(lines: Sequence[Line], reason: str) -> str:
-    """Return how to have another version of a package of the target that a requirement excludes; else nothing.
-
-    Args:
-        lines: the user's, ``reason``: uv's for which there is no solution.
-    """
-    needed = re.search(r"this image needs ([\w.-]+)==", reason)
-    if not needed or any(line.name == needed[1] for line in lines):
-        return ""
-    ranges = re.findall(rf"depends? on {re.escape(needed[1])}([<>=!~]\S+)", reason)
-    wanted = f"{needed[1]}{ranges[-1].rstrip('.,')}" if ranges else ""
-    return f" Require '{wanted}', too, and the image has that version, if its framework allows it." if wanted else ""
-
-
-def _other_base(request: Request, reason: str) -> str:
-    """Return the base that has a Python for a package without a wheel for this one; empty if no other base helps.
-
-    Args:
-        reason: uv's for which there is no solution.
-    """
-    spec = request.spec
-    match = re.search(r"(\S+) ha(?:s|ve) no wheels with a matching Python", reason)
-    other = framework_choice.other_base(request) if match else None
-    if match is None or other is None:
-        return ""
-    return (
-        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
-        f"'base: {other.base}' (Python {other.python_version})"
-    )
 
 
 def _base(spec: RepositorySpec, kept: Origin | None) -> str:
@@ -666,7 +464,7 @@ def _asked_frameworks(
             request, index=package_index.extra(spec.parent, index), kept=previous.kept(of_targets, old)
         )
         try:
-            with _explained(request, [*reasons, *request.wanted.lines]):
+            with explained(request, [*reasons, *request.wanted.lines]):
                 found[index] = framework_choice.resolve_framework(everything, lines)
         except (UserError, StepFailed) as error:
             asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from trainyard.common.errors import UserError
-from trainyard.image import build_backends, dockerfile, repository_lock
+from trainyard.image import build_backends, dockerfile, lock_origin, repository_lock
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.spec.model import RepositorySpec, Spec, relative
 from trainyard.spec.state import own
@@ -37,15 +37,15 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     code = check.require(spec)
     exists = spec.lock_file.is_file()
     if exists:
-        repository_lock.check_tool(spec)
-    if not repository_lock.is_current(spec):
+        lock_origin.check_tool(spec)
+    if not lock_origin.is_current(spec):
         logger.info(f"{'updating' if exists else 'writing'} {relative(spec.lock_file)}: commit it")
         spec = repository_lock.lock(spec)
     own(spec.kept)
     folder = spec.build_folder
     built = folder / "wheels"
     built.mkdir(parents=True, exist_ok=True)
-    wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+    wanted = requirements.of_platform(spec)
     wheels.ensure(wanted.sources, spec.locked().requirements, spec.lock_file, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
     diff_id = ""

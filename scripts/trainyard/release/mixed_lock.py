@@ -90,7 +90,7 @@ class _Asked:
 
     def __init__(self, spec: RepositorySpec) -> None:
         self._spec = spec
-        self._wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+        self._wanted = requirements.of_platform(spec)
         self._indexes = [*indexes.of_machine(), *indexes.of_project(spec.workspace, self._wanted.addresses)]
 
     @property

@@ -55,9 +55,9 @@ class RepositoryCode:
 
     def check_lock(self) -> None:
         # It takes about as long as the uploads, and is imported while the registry answers.
-        from trainyard.image import repository_lock
+        from trainyard.image import lock_origin
 
-        if not repository_lock.is_current(self.spec):
+        if not lock_origin.is_current(self.spec):
             changed = f"the requirements of {self.spec.where} changed since {self.spec.lock_file.name} was written"
             raise UserError(f"{changed}: run 'trainyard image' and 'trainyard push'")
 

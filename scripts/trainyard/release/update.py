@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 import trainyard
 from trainyard.common import git, stages
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import base_image, repository_lock, target_lock
+from trainyard.image import base_image, lock_origin, repository_lock, target_lock
 from trainyard.image.repository_lock import Constrain
 from trainyard.image.resolution import Resolution
 from trainyard.release import advisories, audit, bisect, mixed_lock
@@ -105,7 +105,7 @@ def with_origin(lock: Lock, own: RepositorySpec) -> Lock:
     """Return the lock of a repository; that of a target of the catalogue has no origin, and gets one."""
     if lock.origin:
         return lock
-    base, here = base_image.lockable_reference(own.base, own.context), repository_lock.contents(own)
+    base, here = base_image.lockable_reference(own.base, own.context), lock_origin.contents(own)
     return replace(lock, origin=Origin(trainyard.__version__, here, own.extends.target, base, ""))
 
 
@@ -147,7 +147,7 @@ class Update:
         """
         day = self.own.context.as_of[:10]
         result, told = Result(f"{self.name}{f' as of {day}' if day else ''}"), set[str]()
-        first = () if repository_lock.is_of(self.lock, self.own) else ("framework",)
+        first = () if lock_origin.is_of(self.lock, self.own) else ("framework",)
         for group in (one for one in dict.fromkeys((*first, *GROUPS)) if not only or one in only):
             for step in self._group(group):
                 step.left_out = {words: reason for words, reason in step.left_out.items() if words not in told}
@@ -167,7 +167,7 @@ class Update:
             covered = audit.Coverage.of(self._snapshot, {name: set() for name in self._versions()})
             yield from [f"the snapshot of advisories is {covered}"] if covered.is_poor else []
         origin = self.lock.origin
-        if origin and origin.contents != repository_lock.contents(self.own):
+        if origin and origin.contents != lock_origin.contents(self.own):
             yield f"the lock stays one of Trainyard {origin.version}: this one needs the group 'framework', too"
 
     def _versions(self, *, framework: bool = True) -> dict[str, str]:
@@ -185,7 +185,7 @@ class Update:
 
     def _group(self, group: str) -> list[Step]:
         """Return what becomes of a group; nothing if it has no newer packages."""
-        if group != "framework" and not repository_lock.is_of(self.lock, self.own):
+        if group != "framework" and not lock_origin.is_of(self.lock, self.own):
             return [Step(group, reason=f"{self.own.extends.target} is on another base now: 'framework' comes first")]
         if group == "security":
             return self._security()
@@ -323,7 +323,7 @@ class Update:
     def _behind(self) -> list[str]:
         """Return the newest releases that the requirements, or the pins of a target, exclude."""
         own, have = self.own, self._versions()
-        wanted = requirements.read(own.workspace, own.python_version, own.architecture.machine)
+        wanted = requirements.of_platform(own)
         named = [(line.requirement, line.where) for line in wanted.lines]
         named += [(Requirement(text), own.extends.where) for text in (*self.pins, *own.extends.packages)]
         asked = {str(canonicalize_name(one.name)): (one.specifier, where) for one, where in named}
@@ -356,7 +356,7 @@ def start(spec: Spec, trials: Trials, *, apart: bool) -> Update:
         UserError: it is an image.yaml outside the catalogue, or there is no lock of what it requires now.
     """
     own = bisect.extending(spec)
-    if own.usable_lock and repository_lock.is_of(own.usable_lock, own):
+    if own.usable_lock and lock_origin.is_of(own.usable_lock, own):
         _check_current(own)
     pins = [] if _is_own(own) else requirements_of(spec)
     return Update(own, trials, relative(spec.lock_file), pins, apart)
@@ -368,7 +368,7 @@ def _is_own(spec: Spec) -> bool:
 
 
 def _check_current(own: RepositorySpec) -> None:
-    if _is_own(own) and not repository_lock.is_current(own):
+    if _is_own(own) and not lock_origin.is_current(own):
         raise UserError(f"{relative(own.lock_file)}: the requirements have changed since: run 'trainyard lock'")
 
 

@@ -98,7 +98,7 @@ def check(spec: RepositorySpec) -> Checked:
     with found.refusing():
         listed = code_files.listing(spec.workspace) if spec.has_code else {}
     with found.refusing():
-        wanted = requirements.read(spec.workspace, spec.python_version, spec.architecture.machine)
+        wanted = requirements.of_platform(spec)
     with found.refusing():
         for text in python_projects.notes(spec.workspace):
             found.note(text)

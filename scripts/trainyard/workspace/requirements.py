@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.markers import Fits, applies
+from trainyard.spec.model import RepositorySpec, each_platform
 from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
@@ -113,9 +114,14 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
     )
 
 
-def read_all(ws: Workspace, python: str, machines: Iterable[str]) -> Wanted:
-    """The requirements of a workspace on several architectures, with markers where they differ; see :func:`read`."""
-    every = {machine: read(ws, python, machine) for machine in machines}
+def of_platform(spec: RepositorySpec) -> Wanted:
+    """The requirements of a repository, for the base and the platform of ``spec``; see :func:`read`."""
+    return read(spec.workspace, spec.python_version, spec.architecture.machine)
+
+
+def of_image(spec: RepositorySpec) -> Wanted:
+    """The requirements of a repository for all its platforms, with markers where they differ; see :func:`read`."""
+    every = {one.architecture.machine: of_platform(one) for one in each_platform(spec)}
     first = next(iter(every.values()))
     if all(one == first for one in every.values()):
         return first

@@ -1,0 +1,83 @@
+"""Say why uv found no solution, in a line that begins with the user's requirement that it is about.
+
+It is for people alone: nothing is decided by what uv writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from trainyard.common.errors import UserError
+from trainyard.image import framework_choice
+from trainyard.image.resolution import Request, Unfit
+from trainyard.image.resolver import NAME, Failed
+from trainyard.workspace.lines import Line
+
+
+@contextmanager
+def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
+    """Say in one line why uv found no solution, with the user's line that it is about.
+
+    Args:
+        request: what is resolved.
+        lines: the user's that are resolved.
+    """
+    spec = request.spec
+    try:
+        yield
+    except Unfit as error:
+        about = [line for line in lines if line.name == error.name]
+        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
+        raise UserError(f"{subject} cannot be installed: {error.reason}") from None
+    except Failed as error:
+        text = re.sub(
+            r"hint: While the active Python version.*?`requires-python`\.", "", " ".join(error.stderr.split())
+        )
+        text = re.sub(r"{[^}]*}", "", text).strip()  # markers of requirements
+        here = f"wheels for {spec.platform} and Python {spec.python_version}"
+        text = re.sub(r"`python_full_version[^`]*`-compatible wheels", here, text)
+        text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
+        match = re.search(
+            r"No solution found when resolving dependencies(?: for split \(markers: .*?\))?:?(?: cause:| ╰─▶) ?(.*)",
+            text,
+        )
+        if not match:
+            raise Failed(spec.target, text) from None
+        reason = match[1][:1].lower() + match[1][1:]
+        about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
+        subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
+        reason = _other_base(request, reason) or reason + _other_version(lines, reason)
+        raise UserError(f"{subject} cannot be installed: {reason}") from None
+
+
+def _other_version(lines: Sequence[Line], reason: str) -> str:
+    """Return how to have another version of a package of the target that a requirement excludes; else nothing.
+
+    Args:
+        lines: the user's, ``reason``: uv's for which there is no solution.
+    """
+    needed = re.search(r"this image needs ([\w.-]+)==", reason)
+    if not needed or any(line.name == needed[1] for line in lines):
+        return ""
+    ranges = re.findall(rf"depends? on {re.escape(needed[1])}([<>=!~]\S+)", reason)
+    wanted = f"{needed[1]}{ranges[-1].rstrip('.,')}" if ranges else ""
+    return f" Require '{wanted}', too, and the image has that version, if its framework allows it." if wanted else ""
+
+
+def _other_base(request: Request, reason: str) -> str:
+    """Return the base that has a Python for a package without a wheel for this one; empty if no other base helps.
+
+    Args:
+        reason: uv's for which there is no solution.
+    """
+    spec = request.spec
+    match = re.search(r"(\S+) ha(?:s|ve) no wheels with a matching Python", reason)
+    other = framework_choice.other_base(request) if match else None
+    if match is None or other is None:
+        return ""
+    return (
+        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
+        f"'base: {other.base}' (Python {other.python_version})"
+    )
