@@ -595,7 +595,7 @@ def test_a_private_index_gets_its_credentials_and_nothing_that_is_written_has_th
             file.write(f'[[index]]\nname = "house"\nurl = "{url}"\n')
         relock(spec)
         assert versions(spec)["inhouse"] == "1.0"
-        configuration, netrc = indexes.build_configuration(spec.workspace)
+        configuration, netrc = indexes.build_configuration(spec)
         secret = base64.b64encode(b"s3cret-token").decode()
         for path in [spec.lock_file, *spec.build_folder.rglob("*")]:
             if path.is_file():

@@ -311,7 +311,7 @@ def test_the_indexes_of_a_build_are_named_without_credentials_which_are_in_a_net
     monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "ci")
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "from-variable")
     monkeypatch.setenv("TOKEN", "from-address")
-    ws = write(
+    write(
         "requirements: requirements.txt\n",
         requirements="--extra-index-url https://user:${TOKEN}@third.example/simple\n",
         pyproject="""\
@@ -325,7 +325,7 @@ def test_the_indexes_of_a_build_are_named_without_credentials_which_are_in_a_net
             default = true
         """,
     )
-    configuration, secrets = indexes.build_configuration(ws)
+    configuration, secrets = indexes.build_configuration(workspaces.repository())
     assert "from-" not in configuration
     assert 'url = "https://known.example/simple"\ndefault = true' in configuration
     assert 'url = "https://packages.example/simple"' in configuration
@@ -342,16 +342,17 @@ def test_a_workspace_without_indexes_needs_no_configuration(
     monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "none"))
     for name in [one for one in os.environ if one.startswith("UV_") and "INDEX" in one]:
         monkeypatch.delenv(name)
-    assert indexes.build_configuration(write(requirements="tqdm\n")) == ("", "")
+    write(requirements="tqdm\n")
+    assert indexes.build_configuration(workspaces.repository()) == ("", "")
 
 
 def test_indexes_on_one_host_with_different_credentials_are_refused(write: Write) -> None:
-    ws = write(
+    write(
         "requirements: requirements.txt\n",
         requirements="--index-url https://a:1@host.example/a\n--extra-index-url https://b:2@host.example/b\n",
     )
     with pytest.raises(UserError, match=r"^requirements\.txt:2: indexes .* are on one host with different credentials"):
-        indexes.build_configuration(ws)
+        indexes.build_configuration(workspaces.repository())
 
 
 def test_an_index_that_is_a_folder_is_refused(write: Write) -> None:
@@ -368,8 +369,11 @@ def test_a_keyring_is_asked_as_uv_asks_it(write: Write, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("UV_KEYRING_PROVIDER", "subprocess")
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    ws = write(uv='[[index]]\nname = "company"\nurl = "https://me@packages.example/simple"\n')
-    assert indexes.build_configuration(ws)[1] == "machine packages.example login me password from-keyring\n"
+    write(uv='[[index]]\nname = "company"\nurl = "https://me@packages.example/simple"\n')
+    assert (
+        indexes.build_configuration(workspaces.repository())[1]
+        == "machine packages.example login me password from-keyring\n"
+    )
 
 
 def test_a_wheel_is_normalised_to_the_same_bytes_whatever_made_it(tmp_path: Path) -> None:

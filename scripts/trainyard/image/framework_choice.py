@@ -88,7 +88,7 @@ def _packages(spec: RepositorySpec, lines: Iterable[Line | str], *, alone: bool 
     """Return the packages of lines on a platform, from wheels; see :meth:`Resolution.packages`."""
     texts = [line if isinstance(line, str) else line.text for line in lines]
     names = sorted({canonicalize_name(Requirement(text).name) for text in texts})
-    own = Resolution([spec], indexes=indexes.default(spec.workspace), options={"no-build-package": names, **options})
+    own = Resolution([spec], indexes=indexes.default(spec), options={"no-build-package": names, **options})
     return own.packages(texts, alone=alone)
 
 

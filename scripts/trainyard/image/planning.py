@@ -26,6 +26,7 @@ from trainyard.oci import builder
 from trainyard.spec import state
 from trainyard.spec.lock import DEFAULT
 from trainyard.spec.model import RepositorySpec, Spec, relative
+from trainyard.spec.units import in_units
 from trainyard.workspace.lines import without_userinfo
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
     if reason:
         notes.append(
             f"index {spec.framework.index} is unreachable ({reason}): {', '.join(spec.packages)} come from "
-            "the default index, possibly as CUDA builds, which make a larger image"
+            f"the default index{_of_nvidia(spec)}"
         )
     spec.locked()  # reports a lock that is missing or cannot be used before anything is downloaded
     if spec.usable_lock and index not in spec.usable_lock.names(spec.arch):
@@ -162,6 +163,14 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
         pythons=pythons,
         notes=notes,
     )
+
+
+def _of_nvidia(spec: Spec) -> str:
+    """Return what the builds for CUDA cost that the default index has, as the end of a note."""
+    pins = [pin for pin in spec.locked().pins if pin.name.startswith("nvidia-")]
+    if not pins:
+        return ""
+    return f", with {len(pins)} packages of NVIDIA, {in_units(sum(pin.size for pin in pins))} to download"
 
 
 def _completed(spec: Spec, reason: str, add: Callable[..., tuple[Spec, list[Path]]], *what: str) -> Spec:

@@ -254,6 +254,8 @@ def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain) ->
     platforms = model.each_platform(spec)
     wanted = requirements.of_image(spec)
     contradictions.check_python(spec, wanted)
+    for line in wanted.unasked:
+        logger.info(f"{line.where}: {line.shown} is not asked: the image has the torch of {spec.extends.target}")
     more = {
         one.architecture.machine: [Line(text, spec.file, 1) for text in constrain(versions(locked.requirements))]
         for one, locked in zip(platforms, previous.of(platforms), strict=True)

@@ -80,7 +80,9 @@ def secrets(spec: Spec) -> dict[str, str]:
 
     Texts are empty where there is nothing to keep.
     """
-    return dict(zip(spec.secrets, indexes.build_configuration(spec.workspace), strict=True)) if spec.secrets else {}
+    if not isinstance(spec, RepositorySpec):
+        return {}
+    return dict(zip(spec.secrets, indexes.build_configuration(spec), strict=True))
 
 
 def on_host(spec: Spec) -> HostFiles | None:

@@ -64,6 +64,8 @@ class Table(Strict):
     """Hold the contents of frameworks.yaml."""
 
     frameworks: dict[Name, Framework]
+    gpu: dict[str, str]
+    macos: dict[str, str]
     needs: dict[Name, dict[str, Needs]]
     several: dict[str, Several]
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
+from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import requirements
 from trainyard.workspace.dependency_tables import Toml, table, toml, workspace_root
@@ -138,13 +139,13 @@ def _index(name: str, address: str, kind: Kind, where: str) -> Index:
     return Index(name, without_userinfo(address), kind, where, *userinfo(address))
 
 
-def default(ws: Workspace) -> list[Index]:
+def default(spec: RepositorySpec) -> list[Index]:
     """Return what a repository or this machine uses in place of the default package index; none if nothing does.
 
     Raises:
         UserError: see :func:`of_project`.
     """
-    named = [*of_machine(), *of_project(ws, requirements.index_options(ws).addresses)]
+    named = [*of_machine(), *of_project(spec.workspace, requirements.index_options(spec).addresses)]
     return [index for index in named if index.kind == "default"]
 
 
@@ -157,17 +158,17 @@ def environment(indexes: Sequence[Index]) -> dict[str, str]:
     return found
 
 
-def build_configuration(ws: Workspace) -> tuple[str, str]:
+def build_configuration(spec: RepositorySpec) -> tuple[str, str]:
     """The texts of a uv.toml and of a netrc file with which a build installs the packages of the lock.
 
-    Both are empty if the workspace uses the Python Package Index alone. The uv.toml has addresses without credentials.
+    Both are empty if the repository uses the Python Package Index alone. The uv.toml has addresses without credentials.
     The order of the indexes decides nothing, since the lock has the hash of every file.
 
     Raises:
         UserError: see :func:`of_project`; or two indexes on one host have different credentials.
     """
-    named = requirements.index_options(ws)
-    found = [*of_machine(), *of_project(ws, named.addresses)]
+    named = requirements.index_options(spec)
+    found = [*of_machine(), *of_project(spec.workspace, named.addresses)]
     lines = []
     if hosts := named.options.get("allow-insecure-host"):
         lines.append(f"allow-insecure-host = {json.dumps(hosts)}")

@@ -19,7 +19,7 @@ from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
-from trainyard.workspace import import_names, python_projects, requirement_choice
+from trainyard.workspace import import_names, python_projects, requirement_choice, torch_variant
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
 from trainyard.workspace.python_survey import Source, Sources, files
@@ -312,6 +312,11 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     Args:
         notes: what the user has to know is added to them.
     """
+    notes += [
+        f"{place} lists {name}, which is for macOS alone: remove it"
+        for name, place in survey.wanted.names.items()
+        if name in table().macos
+    ]
     uses = survey.frameworks()
     if not uses:
         return "", ""
@@ -321,12 +326,17 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     target, decides = survey.deciding(first)
     if target:
         return target, f"{why}, and {decides}"
+    asked, note = _variant(survey, first)
+    if asked:
+        notes += [note] if note else []
+        return asked[0], f"{why}, and {asked[1]}"
     sources = reversed(survey.closure or survey.sources.run)
     marks = {mark: place for source in sources for mark in source.marks if (place := source.where(mark))}
     cpu, gpu = targets["cpu"], targets["gpu"]
     if "tpu" in marks and "tpu" in targets:
         return targets["tpu"], f"{why}, and {marks['tpu']} TPUs"
     if "cuda" not in marks:
+        notes += [note] if note else []
         return cpu, why
     if "asks" not in marks:
         return gpu, f"{why}, and {marks['cuda']} needs a GPU"
@@ -334,6 +344,30 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
         return gpu, f"{why}, {marks['cuda']} uses GPUs, and this machine has one"
     notes.append(f"{marks['cuda']} uses a GPU where there is one: --target {gpu} is the image for GPUs")
     return cpu, why
+
+
+def _variant(survey: Survey, name: Name) -> tuple[tuple[str, str] | None, str]:
+    """Return the target that the requirements ask for by a variant of a framework, why, and what is to be known of it.
+
+    Without a target, the note tells why none is taken, or what other files say.
+    """
+    root, names, wanted = survey.root, survey.names, survey.wanted
+    targets = table().frameworks[name].targets
+    stated = torch_variant.stated(root, names, wanted)
+    kinds = {one.kind for one in stated}
+    if "cuda" in kinds and "cpu" not in kinds:
+        exact = next((one for one in stated if one.version), stated[0])
+        target, note = torch_variant.target_for(name, exact, wanted)
+        return (target, exact.why), note
+    if kinds == {"cpu"}:
+        return (targets["cpu"], stated[0].why), ""
+    if kinds:
+        said = ", ".join(one.why for one in stated)
+        if "cuda" in kinds:
+            return None, f"{said}: --target {targets['gpu']} is the image for GPUs"
+        return None, f"{said}, for which there is no target: this image is for CPUs"
+    told = [one for one in torch_variant.told(root, names) if one.kind == "cuda"]
+    return None, f"{told[0].why}: --target {targets['gpu']} is the image for GPUs" if told else ""
 
 
 def _base(spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from trainyard.spec.model import RepositorySpec, each_platform
 from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace import python_projects, requirements_txt
+from trainyard.workspace import python_projects, requirements_txt, torch_variant
 from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, told_lines, toml
 from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
 from trainyard.workspace.project import Project
@@ -42,7 +42,8 @@ class Wanted:
         provided: canonical names of the projects that the code itself provides.
         requires_python: of the code's projects.
         options: resolver settings, by their names in uv's ``[tool.uv]``.
-        addresses: kind and address of indexes that a requirements file names.
+        addresses: kind and address of indexes that a requirements file names, ``unasked``: of those that are left
+            out, as the target has what they are for.
         index_of: canonical name -> entry of uv's ``[tool.uv.sources]``, which names the index of a package.
         compiled: the source distributions of ``build:``, ``build_requires``: what else their builds need.
     """
@@ -56,6 +57,7 @@ class Wanted:
     requires_python: tuple[Line, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     addresses: tuple[tuple[Kind, Line], ...] = ()
+    unasked: tuple[Line, ...] = ()
     index_of: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[Line, ...] = ()
     build_requires: tuple[Line, ...] = ()
@@ -116,7 +118,11 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
 
 def of_platform(spec: RepositorySpec) -> Wanted:
     """The requirements of a repository, for the base and the platform of ``spec``; see :func:`read`."""
-    return read(spec.workspace, spec.python_version, spec.architecture.machine)
+    wanted = read(spec.workspace, spec.python_version, spec.architecture.machine)
+    asked = tuple(torch_variant.without_indexes(spec, wanted.addresses))
+    return replace(
+        wanted, addresses=asked, unasked=tuple(line for kind, line in wanted.addresses if (kind, line) not in asked)
+    )
 
 
 def of_image(spec: RepositorySpec) -> Wanted:
@@ -155,16 +161,17 @@ def joined(every: Mapping[str, Sequence[Asked]]) -> tuple[Asked, ...]:
     return tuple(one if len(of) == len(every) else one.with_marker(" or ".join(of)) for one, of in on.items())
 
 
-def index_options(ws: Workspace) -> Found:
-    """What the workspace's requirements file says about indexes: :attr:`Found.addresses` and ``options``.
+def index_options(spec: RepositorySpec) -> Found:
+    """What the requirements file of a repository says about indexes: :attr:`Found.addresses` and ``options``.
 
     Raises:
         UserError: see :func:`read`.
     """
-    found = Found()
+    found, ws = Found(), spec.workspace
     name = ws.document.requirements.file
     if name and Path(name).suffix not in (".toml", ".lock"):
         requirements_txt.read(_path(ws, name), found, above=(ws.file,))
+    found.addresses = torch_variant.without_indexes(spec, found.addresses)
     return found
 
 
