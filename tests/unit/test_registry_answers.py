@@ -23,8 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tests import examples
 from tests.claims import CLAIMS
+from tests.fakes.engine import FakeEngine
 from tests.fakes.registry import Answer, Registry, sha256
 
+from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import state_folder
 from trainyard.image import recipes
@@ -403,6 +405,19 @@ def test_contents_and_names_of_digits_are_read() -> None:
     made.seek(0)
     read = [tar.extractfile(member).read() for tar, member in image_store.members(io.BufferedReader(made))]  # type: ignore
     assert read == [b"7" * 5000] * 2
+
+
+def test_an_image_whose_layers_have_digits_is_saved(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    """Their headers are not read here: a layer is the content of a file in what the engine saves."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, content in (("oci-layout", b"{}"), ("blobs/sha256/1", b"7" * 5000)):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    fake_engine.add("mine:1", digest="sha256:0123", saved=made.getvalue())
+    image_store.save(Context().engine, "mine:1", tmp_path)
+    assert (tmp_path / "blobs/sha256/1").read_bytes() == b"7" * 5000
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

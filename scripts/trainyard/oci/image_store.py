@@ -346,8 +346,9 @@ def save(engine: Engine, reference: str, folder: Path) -> None:
         NoLayout: the engine does not save OCI layouts, as Docker does since version 25.
     """
     engine.digest(reference)
-    chunks = engine.client.api.get_image(reference, chunk_size=CHUNK)
-    with tarfile.open(fileobj=_Chunks(iter(chunks)), mode="r|", bufsize=CHUNK) as archive:
+    chunks = _Chunks(iter(engine.client.api.get_image(reference, chunk_size=CHUNK)))
+    chunks.in_header = False  # the engine writes the headers, and layers may have any digits
+    with tarfile.open(fileobj=chunks, mode="r|", bufsize=CHUNK) as archive:
         # Python 3.11.2 of Debian 12, which the builder image has, knows no filters.
         filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(folder, **filters)  # type: ignore[arg-type]
