@@ -19,7 +19,7 @@ from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
-from trainyard.workspace import import_names, python_projects, requirement_choice, torch_variant
+from trainyard.workspace import import_names, other_lists, python_projects, requirement_choice, torch_variant
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
 from trainyard.workspace.python_survey import Source, Sources, files
@@ -192,6 +192,8 @@ class Repository:
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
+        script, provided = command.path if command else "", {name for names in spec.provided for name in names}
+        notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = _base(spec, wanted, reasons)
