@@ -455,6 +455,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         [with_setting(Env=["HF_TOKEN=x"])],
         "ENV HF_TOKEN: holds a secret by its name",
     ),
+    (
+        "xla",
+        "no_credentials_in_settings",
+        [with_history("RUN curl -H 'Authorization: Bearer 0123x456789abcdxef' host")],
+        "history line 1 (RUN)",
+    ),
     ("xla", "no_credentials_in_settings", [with_history("RUN pip -i https://me:pw@host/x")], "history line 1 (RUN)"),
     (
         "xla",
@@ -566,6 +572,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "nothing_else_is_configured",
         [with_label("maintainer", "me")],
         "label maintainer: 'me'; the recipe gives none",
+    ),
+    (
+        "xla",
+        "nothing_else_is_configured",
+        [with_label("io.trainyard.base", "debian-14")],
+        "label io.trainyard.base: 'debian-14'; the recipe gives 'debian-13'",
     ),
     (
         "xla",

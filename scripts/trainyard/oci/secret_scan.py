@@ -124,6 +124,9 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 
+#: A header with a credential, as curl is given one: https://www.rfc-editor.org/rfc/rfc9110#name-authorization
+_HEADER = re.compile(r"(?i)\bauthorization:\s*(?:basic|bearer|token)\s+(?![$<{])[\w.~+/=-]{16,}")
+
 #: Variables that point tools to a CA bundle of the build host's network.
 CA_VARIABLES = frozenset(
     {
@@ -235,7 +238,7 @@ def in_setting(name: str, value: str) -> list[str]:
 
 def in_command(command: str) -> list[str]:
     """Return kinds of credentials in a line of the image's history: words of the form NAME=value are settings."""
-    kinds = _in_line(command)
+    kinds = _in_line(command) + (["a credential in a header"] if _HEADER.search(command) else [])
     for name, value in re.findall(r"\b([A-Za-z_][A-Za-z0-9_]*)=([^\s\"';|&]+)", command):
         # A reference to another variable is not a secret.
         if not value.startswith(("$", "/")) and _SECRET_NAME.search(name):

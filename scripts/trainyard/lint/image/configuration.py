@@ -63,6 +63,10 @@ def nothing_else_is_configured(image: Evidence) -> Iterator[Finding]:
     for label in sorted(image.labels.keys() - known):
         what = f"{_shown(label, image.labels[label])}; the recipe gives none"
         yield Finding(f"label {label}", what, "tools and users choose images by their labels", fix, severity)
+    base = image.labels.get(_BASE_LABEL, recipe.base.name)  # of a base that was bootstrapped
+    if base != recipe.base.name:
+        what = f"{base!r}; the recipe gives {recipe.base.name!r}"
+        yield Finding(f"label {_BASE_LABEL}", what, "tools and users choose images by their labels", fix, severity)
     if author := image.stored.config.get("author"):
         yield Finding("author", f"{author!r}; the recipe gives none", "tools show it as the maintainer", fix, severity)
     expected = {"Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir", "ArgsEscaped"}
