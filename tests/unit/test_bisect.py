@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import LockedOnce, fresh, render
 
@@ -126,6 +127,14 @@ def test_changes_are_packages_with_other_versions_and_those_that_one_side_has(sp
 def test_a_set_is_completed_to_one_that_resolves(spec: RepositorySpec, must: set[str], completed: set[str]) -> None:
     found = mixture(spec)
     assert found.complete(frozenset(must), frozenset(found.changes)) == frozenset(completed)
+
+
+@pytest.mark.parametrize(
+    "pair", [("2.14.0+cpu", "2.15.0+cpu"), ("2.15.0", "2.15.0+cpu"), ("1!1.0", "1!2.0"), ("3", "1.2")]
+)
+def test_either_of_two_versions_is_allowed(pair: tuple[str, str]) -> None:
+    allowed = SpecifierSet(mixed_lock._either(*pair))
+    assert all(allowed.contains(version, prereleases=True) for version in pair)
 
 
 def test_a_set_that_resolves_only_with_what_it_may_not_have_is_none(spec: RepositorySpec) -> None:

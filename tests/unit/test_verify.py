@@ -577,7 +577,7 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "xla",
         "nothing_else_is_configured",
         [with_label("io.trainyard.base", "debian-14")],
-        "label io.trainyard.base: 'debian-14'; the recipe gives 'debian-13'",
+        "label io.trainyard.base: 'debian-14'; the recipe gives 'debian-12'",
     ),
     (
         "xla",

@@ -20,7 +20,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import base_image, build_backends, dockerfile, lock_origin, planning
 from trainyard.spec import architectures, model, pylock, workspace
 from trainyard.spec.architectures import AMD64, ARM64, Architecture
-from trainyard.spec.lock import DEFAULT, Lock, Locked
+from trainyard.spec.lock import DEFAULT, Lock, Locked, Unreadable
 from trainyard.spec.model import RepositorySpec
 from trainyard.workspace import requirements
 
@@ -224,6 +224,32 @@ def test_versions_differ_where_no_version_has_a_file_for_all_platforms(write: Wr
     spec = write("only\n")
     relock(spec)
     assert versions("only") == ["1.0", "2.0"] and not relock(spec)
+
+
+def test_two_wheels_of_one_name_are_each_for_their_platform(write: Write, index: PackageIndex) -> None:
+    for folder, version in (("a", "1.0"), ("b", "2.0")):
+        Path(folder).mkdir()
+        name, data = wheel("foo", version)
+        Path(folder, name).write_bytes(data)
+    one, other = (f"./{name}-py3-none-any.whl" for name in ("a/foo-1.0", "b/foo-2.0"))
+    relock(write(f"{one} ; platform_machine == 'x86_64'\n{other} ; platform_machine == 'aarch64'\n"))
+    assert versions("foo") == ["1.0", "2.0"]
+
+
+def test_a_lock_of_another_index_that_is_of_another_time_cannot_be_used(write: Write) -> None:
+    """As after a commit of one of two files."""
+    spec = write("tqdm\n")
+    relock(spec)
+    known = repository().usable_lock
+    assert known
+    both = replace(known, indexes={**known.indexes, "pytorch-cpu": known.indexes["default"]})
+    pylock.write(spec.lock_file, both)
+    other = pylock.file_of(spec.lock_file, "pytorch-cpu")
+    text = other.read_text(encoding="utf-8")
+    relock(write("tqdm\neinops\n"))
+    other.write_text(text, encoding="utf-8")
+    reason = "not of the same 'trainyard lock' as pylock.trainyard.toml: run 'trainyard lock'"
+    assert repository().lock == Unreadable(f"{other.name}: {reason}")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def command(
         workspace_check.require(spec)
         before = spec.lock
         spec = repository_lock.lock(spec, upgrade=upgrade, upgrade_packages=upgrade_package, check=check)
-        written = [] if spec.lock == before else [spec.lock_file]
+        written = [] if spec.lock == before else list(pylock.files(spec.lock_file).values())
     elif spec is not None:
         resolved = target_lock.resolve(spec, upgrade=upgrade, upgrade_packages=upgrade_package)
         if check and pylock.changed(spec.lock_file, resolved):

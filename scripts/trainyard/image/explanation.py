@@ -36,8 +36,12 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
             r"hint: While the active Python version.*?`requires-python`\.", "", " ".join(error.stderr.split())
         )
         text = re.sub(r"{[^}]*}", "", text).strip()  # markers of requirements
-        here = f"wheels for {spec.platform} and Python {spec.python_version}"
-        text = re.sub(r"`python_full_version[^`]*`-compatible wheels", here, text)
+        here = " or ".join(one.platform for one in request.platforms)
+        text = re.sub(
+            r"`[^`]*python_full_version[^`]*`-compatible wheels",
+            f"wheels for {here} and Python {spec.python_version}",
+            text,
+        )
         text = text.replace(f"{NAME} depends on", "this image needs").replace(f"{NAME}'s", "its")
         match = re.search(
             r"No solution found when resolving dependencies(?: for split \(markers: .*?\))?:?(?: cause:| ╰─▶) ?(.*)",

@@ -18,7 +18,7 @@ from trainyard.spec import pylock
 from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Pin, versions
 from trainyard.spec.model import RepositorySpec, Spec, each_platform, relative
 from trainyard.workspace import indexes, requirements, wheels
-from trainyard.workspace.lines import Source, without_userinfo
+from trainyard.workspace.lines import Source, without_credentials, without_userinfo
 from trainyard.workspace.requirements import Wanted
 
 
@@ -35,6 +35,8 @@ def export(spec: Spec, path: Path) -> None:
     """
     if not is_valid_pylock_path(path):
         raise UserError(f"'--export {path}': uv and pip read files that are named pylock.NAME.toml")
+    if path.resolve() in {(spec.folder / name).resolve() for name in pylock.file_names(spec.lock_file)}:
+        raise UserError(f"'--export {path}': it is a name of the lock itself: give another")
     if isinstance(spec, RepositorySpec):
         spec = build_backends.asked(spec)
     spec.locked()  # reports a lock that is missing or cannot be used
@@ -71,7 +73,7 @@ def _addresses(spec: Spec, index: str, locked: Mapping[str, Locked], wanted: Wan
         found, parent = [*indexes.of_machine(), *indexes.of_project(spec.workspace, wanted.addresses)], spec.parent
     resolution = Resolution(platforms, package_index.extra(parent, index), found, options=options)
     resolved = resolution.packages(exactly({arch: versions(of) for arch, of in pins.items()}), alone=True)
-    return {file.sha256: without_userinfo(file.url) for file in _files(resolved.values())}
+    return {file.sha256: without_credentials(file.url) for file in _files(resolved.values())}
 
 
 def _files(every: Iterable[Sequence[Pin]]) -> Iterator[File]:
@@ -98,10 +100,12 @@ def _source(source: Source | None, pin: Pin, path: Path) -> str:
         )
     location, _, fragment = source.location.partition("#")
     inside = {"subdirectory": fragment.removeprefix("subdirectory=")} if fragment.startswith("subdirectory=") else {}
-    if source.is_path:
+    if source.is_path and Path(location).is_dir():
         return f"directory = {pylock.value({'path': os.path.relpath(location, path.resolve().parent), **inside})}"
     if location.startswith("git+"):
-        scheme, separator, rest = without_userinfo(location.removeprefix("git+")).partition("://")
+        address = location.removeprefix("git+")
+        # The user of ssh is part of the address: git@host.
+        scheme, separator, rest = (address if address.startswith("ssh") else without_userinfo(address)).partition("://")
         host, slash, repository = rest.partition("/")
         url = f"{scheme}{separator}{host}{slash}{repository.partition('@')[0]}"
         commit = pin.made.commit if pin.made else ""
@@ -111,5 +115,6 @@ def _source(source: Source | None, pin: Pin, path: Path) -> str:
             f"{source.line.where}: '--export {path}': {source.line.shown} is built, so that its file has another hash: "
             "name the address of a wheel"
         )
-    hashes = {"sha256": pin.hashes[0]}
-    return f"archive = {pylock.value({'url': without_userinfo(location), 'hashes': hashes})}"
+    relative_path = os.path.relpath(location, path.resolve().parent)
+    where = {"path": relative_path} if source.is_path else {"url": without_credentials(location)}
+    return f"archive = {pylock.value({**where, 'hashes': {'sha256': pin.hashes[0]}})}"

@@ -19,6 +19,7 @@ from packaging.version import Version
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request, Resolution, Resolved, exactly, versions_of
+from trainyard.image.resolver import pins
 from trainyard.spec import yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.framework import installs_as
@@ -166,10 +167,16 @@ def resolve_framework(request: Request, lines: Sequence[Line]) -> Resolved:
     Raises:
         Failed: uv found no solution, or failed.
     """
-    alone = Wanted(lines=tuple(lines))
-    request = replace(request, wanted=alone, wheels=(), compiled={}, kept=()).constrained(
-        exactly(versions_of(_together(request, lines)))
-    )
+    together = versions_of(_together(request, lines))
+    first = together[request.spec.arch]
+    named = {line.name for line in lines if line.name in first}
+    if any(first[name] != of.get(name, first[name]) for of in together.values() for name in named):
+        # One image has one version of its framework.
+        same = [Line(text, request.spec.file, 1) for text in pins({name: first[name] for name in named})]
+        together = versions_of(_together(request, [*lines, *same]))
+    wanted = request.wanted
+    alone = Wanted(lines=tuple(lines), index_of=wanted.index_of, options=wanted.options)
+    request = replace(request, wanted=alone, wheels=(), compiled={}, kept=()).constrained(exactly(together))
     return {arch: [replace(pin, role="framework") for pin in every] for arch, every in request.resolve().items()}
 
 

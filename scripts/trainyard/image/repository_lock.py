@@ -431,9 +431,10 @@ def _frameworks(request: Request, previous: _Previous, reasons: Sequence[Line]) 
         held = [Pin(name, version, ()) for name, version in base_contents.framework(contents).items()]
         return {DEFAULT: {one.arch: held for one in platforms}}
     found: dict[str, Resolved] = {}
-    for index in previous.lock.names(spec.arch) if previous.same_target else ():
+    locked = {name: None for one in platforms for name in previous.lock.names(one.arch)}
+    for index in locked if previous.same_target else ():
         known = {one.arch: previous.lock.of(one.arch, index) for one in platforms}
-        found[index] = {arch: locked.framework for arch, locked in known.items() if locked}
+        found[index] = {arch: of.framework for arch, of in known.items() if of}
     if missing := [one for one in platforms if one.arch not in found.get(DEFAULT, {})]:
         request = replace(request, platforms=missing)
         agreed = {name: one for every in found.get(DEFAULT, {}).values() for name, one in versions(every).items()}
@@ -458,7 +459,8 @@ def _asked_frameworks(
     lines = requirements.joined(of_platforms)
     targets = [spec.extends.on(one.arch).locked() for one in request.platforms]
     of_targets = [pin for one in targets for pin in (*one.framework, *one.requirements)]
-    request = request.constrained(pins({line.name: agreed[line.name] for line in lines if line.name in agreed}))
+    same = pins({line.name: agreed[line.name] for line in lines if line.name in agreed})
+    lines = (*lines, *(Line(text, spec.file, 1) for text in same))
     found: dict[str, Resolved] = {}
     for index in _indexes(spec):
         old = [pin for one in previous.of(request.platforms, index) for pin in (*one.framework, *one.requirements)]

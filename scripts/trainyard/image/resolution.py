@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 #: Build backends, of which a build has its own versions: importing the framework does not need those of the image.
 _BACKENDS = ("setuptools", "wheel")
 
+#: How often a version is looked for that all platforms have, before each has its own.
+_TRIES = 5
+
 #: Name of an architecture -> its packages, sorted by name.
 Resolved = dict[str, list[Pin]]
 
@@ -45,15 +48,19 @@ def versions_of(resolved: Mapping[str, Iterable[Pin]]) -> dict[str, dict[str, st
     return {arch: lock.versions(every) for arch, every in resolved.items()}
 
 
-def exactly(versions: Versions) -> list[str]:
-    """Return requirements of these versions alone, with a marker where not all platforms have the same."""
+def exactly(versions: Versions, of: Collection[str] = ()) -> list[str]:
+    """Return requirements of these versions alone, with a marker where not all platforms have the same.
+
+    Args:
+        of: names of packages; by default all of them.
+    """
     archs: dict[str, list[str]] = {}
     for arch, every in versions.items():
-        for line in pins(every):
+        for line in pins({name: version for name, version in every.items() if not of or name in of}):
             archs.setdefault(line, []).append(arch)
     return [
-        line if len(of) == len(versions) else f"{line} ; {' or '.join(pylock.marker(arch) for arch in of)}"
-        for line, of in archs.items()
+        line if len(on) == len(versions) else f"{line} ; {' or '.join(pylock.marker(arch) for arch in on)}"
+        for line, on in archs.items()
     ]
 
 
@@ -105,7 +112,7 @@ class Resolution:
         """Return everything that requirements need.
 
         A version without a file for one of the platforms is left out, or, where the platforms cannot have one version,
-        for that platform. What was made has no files.
+        each has its own. What was made has no files.
 
         Args:
             alone: leave out what they need.
@@ -114,32 +121,43 @@ class Resolution:
             Failed: uv found no solution, or failed.
             Unfit: no version has a file for each platform.
         """
+        found = self._solved(lines, constraints, alone=alone)
+        if not (first := self._lacking(found)):
+            return found
         try:
-            return self._fitting(lines, constraints, alone, of_platform=False)
-        except Unfit:
-            if len(self.platforms) == 1:
-                raise
-        return self._fitting(lines, constraints, alone, of_platform=True)
-
-    def _fitting(self, lines: Sequence[str], constraints: Sequence[str], alone: bool, *, of_platform: bool) -> Resolved:
-        """Return :meth:`packages`; ``of_platform``: versions are left out for the platform that has no file of them."""
-        unfit: dict[str, Unfit] = {}
-        while True:
+            apart = self._solved(lines, constraints, alone=alone, each=True)
+        except Failed as error:
+            raise (next(iter(first.values())) if error.unsatisfiable else error) from None
+        unfit = dict(first)
+        for _ in range(_TRIES):
             try:
-                packages = self.project(lines, [*constraints, *unfit]).packages(alone=alone)
-            except Failed:
-                if unfit:
-                    raise next(iter(unfit.values())) from None
+                found = self._solved(lines, [*constraints, *unfit], alone=alone)
+            except Failed as error:
+                if error.unsatisfiable:
+                    break
                 raise
-            every = {platform.arch: self._usable(packages, platform) for platform in self.platforms}
-            lacking = {}
-            for arch, pin in ((arch, pin) for arch, of in every.items() for pin in of):
-                if not pin.files and pin.name not in self.made:
-                    marker = f" ; {pylock.marker(arch)}" if of_platform else ""
-                    lacking[f"{pin.name}!={pin.version}{marker}"] = Unfit(self.spec, pin, arch)
-            if not lacking:
-                return every
+            if not (lacking := self._lacking(found)):
+                return found
             unfit |= lacking
+        if self._lacking(apart):
+            raise next(iter(first.values()))
+        return apart
+
+    def _solved(self, lines: Sequence[str], constraints: Sequence[str], *, alone: bool, each: bool = False) -> Resolved:
+        """Return what uv finds; ``each``: with a wheel for each platform, which may have versions of its own."""
+        # https://docs.astral.sh/uv/reference/settings/#required-environments
+        required = [pylock.marker(one.arch, one.python_version) for one in self.platforms] if each else []
+        packages = self.project(lines, constraints, required_environments=required).packages(alone=alone)
+        return {platform.arch: self._usable(packages, platform) for platform in self.platforms}
+
+    def _lacking(self, resolved: Resolved) -> dict[str, Unfit]:
+        """Return what excludes a version -> the platform that has no file of it."""
+        return {
+            f"{pin.name}!={pin.version}": Unfit(self.spec, pin, arch)
+            for arch, every in resolved.items()
+            for pin in every
+            if not pin.files and pin.name not in self.made
+        }
 
     def project(self, lines: Sequence[str], constraints: Sequence[str] = (), **more: object) -> Project:
         """Return what uv is asked; ``more``: further settings, with ``_`` for ``-`` in their names."""
@@ -309,7 +327,7 @@ class Request:
         options["override-dependencies"] = [line.text for line in wanted.overrides if line.name not in variants] + [
             text
             for name in dict.fromkeys(line.name for line in wanted.overrides if line.name in framework)
-            for text in exactly({arch: {name: of[name]} for arch, of in self.framework.items() if name in of})
+            for text in exactly(self.framework, [name])
         ]
         absent = {*wanted.excludes, *wanted.provided, *(name for name in variants if name not in framework)}
         options["exclude-dependencies"] = sorted(absent)
@@ -341,9 +359,11 @@ class Request:
             Failed: uv found no solution, or failed.
             StepFailed: no version of a package has a file for each platform.
         """
-        made = {wheel.name: wheel for wheel in self.wheels}
-        found = {}
-        for arch, every in self.everything().items():
+        found, resolved = {}, self.everything()
+        for spec in self.platforms:
+            arch, image = spec.arch, (spec.python_version, spec.architecture.machine)
+            every = resolved[arch]
+            made = {one.name: one for one in self.wheels if applies(one.source.marker, *image)}
             absent = self.framework.get(arch, {}).keys() | self.compiled.keys()
             rest = [pin for pin in every if pin.name not in absent and pin.name not in made]
             rest = [pin for pin in rest if self.base.get(pin.name) != pin.version]

@@ -29,7 +29,7 @@ def check(recipe: Recipe, trainer: str, words: Iterable[str], *, option: str) ->
     Raises:
         UserError: it has no such flag; the message suggests the nearest.
     """
-    module = re.fullmatch(rf"trainers\.(\w+)\.{re.escape(trainer)}", recipe.commands[trainer][-1])
+    module = re.fullmatch(rf"trainers\.(\w+)\.{re.escape(trainer)}", (recipe.commands[trainer] or ("",))[-1])
     for word in words:
         flag = word.partition("=")[0].lstrip("-").replace("_", "-")
         known = of_trainer(module[1], trainer) if module and word.startswith("--") and flag else frozenset()

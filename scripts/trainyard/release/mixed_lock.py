@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 from trainyard.common.errors import UserError
 from trainyard.image import base_image, package_index, repository_lock
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.resolution import Request, Resolution
+from trainyard.image.resolution import Request, Resolution, Unfit
 from trainyard.image.resolver import Failed
 from trainyard.release.culprit import Changes
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Pin, ordered, versions
@@ -213,6 +213,8 @@ class Mixture:
             lines, constraints = self._asked_for(must, may)
             try:
                 everything = self._request(lines, [*constraints, *between], spec).everything()[spec.arch]
+            except Unfit:
+                return None
             except Failed as error:
                 if not error.unsatisfiable:
                     raise
@@ -287,7 +289,15 @@ class Mixture:
 def _either(one: str, other: str) -> str:
     """Return the specifiers that two versions fulfil, and those between them."""
     try:
-        low, high = sorted((one, other), key=Version)
+        low, high = sorted(map(Version, (one, other)))
     except InvalidVersion:
         return ""
-    return f">={low},<={high}" if Version(low).local is None else f">={Version(low).public},<={high}"
+    # A local version is after its public one, and no range may name it.
+    return f">={low.public},<={high}" if high.local is None else f">={low.public},<{_after(high)}"
+
+
+def _after(version: Version) -> str:
+    """Return the first version after a public one and all its local ones, without its epoch's next release."""
+    epoch = f"{version.epoch}!" if version.epoch else ""
+    *first, last = version.release
+    return f"{epoch}{'.'.join(map(str, (*first, last + 1)))}"

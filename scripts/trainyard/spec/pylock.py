@@ -318,6 +318,10 @@ def read(lock_file: Path, command: str) -> Lock | Unreadable:
             found[index] = loads(yaml_source.text(path), command, index)
         except ValueError as error:
             return Unreadable(f"{relative(path)}{error}")
+    for index, lock in found.items():
+        if DEFAULT in found and lock.origin and lock.origin != found[DEFAULT].origin:
+            other = relative(file_of(lock_file, index))
+            return Unreadable(f"{other}: not of the same 'trainyard lock' as {lock_file.name}: run '{command}'")
     if DEFAULT not in found:
         return Unreadable(f"{relative(lock_file)} is missing: run '{command}'", missing=True)
     return merged(found.values())
