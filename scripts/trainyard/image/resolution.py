@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.pylock import Package
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import StepFailed, UserError
@@ -124,10 +125,12 @@ class Resolution:
         found = self._solved(lines, constraints, alone=alone)
         if not (first := self._lacking(found)):
             return found
+        listed = {canonicalize_name(Requirement(line).name) for line in lines}
+        refusal = min(first.values(), key=lambda one: one.name not in listed)
         try:
             apart = self._solved(lines, constraints, alone=alone, each=True)
         except Failed as error:
-            raise (next(iter(first.values())) if error.unsatisfiable else error) from None
+            raise (refusal if error.unsatisfiable else error) from None
         unfit = dict(first)
         for _ in range(_TRIES):
             try:
@@ -140,7 +143,7 @@ class Resolution:
                 return found
             unfit |= lacking
         if self._lacking(apart):
-            raise next(iter(first.values()))
+            raise refusal
         return apart
 
     def _solved(self, lines: Sequence[str], constraints: Sequence[str], *, alone: bool, each: bool = False) -> Resolved:
