@@ -162,7 +162,7 @@ def test_an_index_that_answers_is_used_locked_and_named(
     loaded = model.load(write_small())
     plan, _ = plans.built(loaded)
     try:
-        assert versions(model.load(str(loaded.folder)), "framework", "pytorch-cpu")["torch"] == "2.9.1+cpu"
+        assert versions(model.load(str(loaded.folder)), "framework", index="pytorch-cpu")["torch"] == "2.9.1+cpu"
         assert own_index not in (loaded.folder / "pylock.pytorch-cpu.toml").read_text(encoding="utf-8")
         assert plan.recipe.index == "pytorch-cpu"
         assert not any("come from the default index" in note for note in plan.built.notes)
