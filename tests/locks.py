@@ -16,7 +16,8 @@ def pin(requirement: str, role: Role = "", size: int = 0, hashes: Sequence[str] 
     """Return the pin of a requirement such as ``torch==2.9.1``, of wheels or of what is compiled.
 
     Args:
-        size: bytes of its wheels, ``hashes``: SHA-256 of each; by default there is one, with a hash of its own.
+        size: bytes of its wheels.
+        hashes: SHA-256 of each; by default there is one, with the hash of the requirement.
         arch: that the wheels are for.
     """
     name, _, version = requirement.partition("==")

@@ -35,6 +35,10 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
             {"pyproject.toml": PROJECT + '[dependency-groups]\ntrain = ["einops"]\ntests = ["pytest"]\n'},
             "of [dependency-groups], train is not read: 'requirements: {file: pyproject.toml, groups: [train]}'",
         ),
+        (
+            {"requirements.txt": "", "pyproject.toml": "[dependency-groups]\nfit = []\n"},
+            "groups: [fit]}' takes it instead",
+        ),
         ({"pyproject.toml": '[tool.poetry]\npackage-mode = false\n'}, "what Poetry requires is not read without"),
         ({"setup.cfg": "[options]\ninstall_requires = einops\n"}, "setup.cfg: is not read without a setup.py"),
         (
@@ -65,6 +69,7 @@ def test_a_list_that_is_not_read_is_named_with_what_to_do(
         {},
         {"requirements.txt": "einops==0.8.1\n", "Dockerfile": "RUN pip install -U pip && uv pip install einops\n"},
         {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ndev = []\n[dependency-groups]\ndocs = []\n'},
+        {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ncpu = ["torch"]\ncu130 = ["torch"]\n'},
         {"train.py": "# /// script\n# dependencies = [\n# ///\n" + TRAIN},
     ],
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Which torch is meant: every form in which people say it chooses the target, and is said with its file and line."""
+"""Choose the target by the torch that is meant, in every form in which people say it, and name file and line."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import yaml
 from tests import workspaces
 
+from trainyard.image import planning
+from trainyard.spec import model
 from trainyard.workspace import indexes, requirements
 
 Run = Callable[..., tuple[int, str, str]]
@@ -43,6 +46,24 @@ def test_each_form_chooses_the_target_and_is_said_with_its_place(
     assert yaml.safe_load((root / "trainyard.yaml").read_text())["extends"] == form["target"], err
     assert said in err, err
     assert said or not re.search("asks for|no target", err), err
+
+
+def test_a_variant_of_torch_says_nothing_of_another_framework(root: Path, trainyard: Run) -> None:
+    """A TensorFlow program on TPUs may have torch for CPUs beside it; and a pipe in the repository is not read."""
+    (root / "train.py").write_text(
+        "import tensorflow as tf\nstrategy = tf.distribute.TPUStrategy()\n", encoding="utf-8"
+    )
+    (root / "requirements.txt").write_text("tensorflow\ntorch==2.9.1+cpu\n", encoding="utf-8")
+    os.mkfifo(root / "README.md")
+    os.mkfifo(root / "Dockerfile")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 0 and yaml.safe_load((root / "trainyard.yaml").read_text())["extends"] == "tf-tpu", err
+
+
+def test_what_builds_for_cuda_cost_is_said_of_an_image_for_cpus() -> None:
+    note = planning._of_nvidia(model.load("cpu", "amd64"))
+    assert re.fullmatch(r", with \d+ packages of NVIDIA, \d\.\d+ GB to download", note)
+    assert not planning._of_nvidia(model.load("tf-cpu", "amd64"))
 
 
 @pytest.mark.parametrize(("target", "asked"), [("gpu", []), ("cpu", []), ("tf-cpu", [f"{PYTORCH}/cu130"])])

@@ -555,7 +555,7 @@ def test_a_missing_lock_says_what_to_run(write: Write) -> None:
 
 
 def test_everything_survives_writing_and_reading(write: Write) -> None:
-    """With another index, whose lock is a file of its own, which goes when that is not locked any more."""
+    """With another index, whose lock is a second file, which is removed when that is not locked any more."""
     spec = write()
     relock(spec)
     content = fresh(spec).usable_lock
@@ -647,6 +647,26 @@ BACKEND = """\
 """
 
 
+def project(folder: Path, backend: str = textwrap.dedent(BACKEND)) -> Path:
+    """Write a project, whose name is that of its folder, with a build backend; return the folder."""
+    folder.mkdir()
+    text = backend.replace("tool-1", f"{folder.name}-1").replace("Name: tool", f"Name: {folder.name}")
+    (folder / "backend.py").write_text(text)
+    (folder / "tool.py").write_text("")
+    (folder / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    return folder
+
+
+def committed(folder: Path) -> list[str]:
+    """Commit a folder, and return the words of a command of git there."""
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    return git
+
+
 def test_a_folder_becomes_a_wheel_that_a_later_build_compares_with_the_lock(write: Write) -> None:
     tool = Path("libs/tool")
     tool.mkdir(parents=True)
@@ -684,19 +704,8 @@ def test_what_a_folder_needs_from_a_git_repository_becomes_a_wheel_too(
     monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
     inner = f"inner @ git+file://{tmp_path}/inner"
     backend = textwrap.dedent(BACKEND).replace("Requires-Dist: tqdm", "Requires-Dist: tqdm\\nRequires-Dist: " + inner)
-    for folder, name, text in (
-        (Path("tool"), "tool", backend),
-        (tmp_path / "inner", "inner", textwrap.dedent(BACKEND)),
-    ):
-        folder.mkdir()
-        (folder / "backend.py").write_text(text.replace("tool-1", f"{name}-1").replace("Name: tool", f"Name: {name}"))
-        (folder / "tool.py").write_text("")
-        (folder / "pyproject.toml").write_text(
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        )
-    git = ["git", "-C", str(tmp_path / "inner"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
-        subprocess.run([*git, *words], check=True)
+    project(Path("tool"), backend)
+    git = committed(project(tmp_path / "inner"))
     spec = write("./tool\n")
     relock(spec)
     assert versions(spec)["tool"] == versions(spec)["inner"] == "1" and versions(spec)["tqdm"] == "4.0"
@@ -720,17 +729,8 @@ def test_uv_installs_a_lock_that_is_exported_with_what_is_made_of_folders_and_gi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Of which the lock has wheels, that are made on each host, and the exported one the sources."""
-    for folder, name in ((Path("tool"), "tool"), (tmp_path / "inner", "inner")):
-        folder.mkdir()
-        text = textwrap.dedent(BACKEND).replace("tool-1", f"{name}-1").replace("Name: tool", f"Name: {name}")
-        (folder / "backend.py").write_text(text)
-        (folder / "tool.py").write_text("")
-        (folder / "pyproject.toml").write_text(
-            '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        )
-    git = ["git", "-C", str(tmp_path / "inner"), "-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
-        subprocess.run([*git, *words], check=True)
+    project(Path("tool"))
+    committed(project(tmp_path / "inner"))
     monkeypatch.setenv("PATH", os.defpath, prepend=os.pathsep)  # git's scripts use other programs
     index.add(wheel("tensorflow-cpu", "2.20.0"))  # another than the target's, whose files the index has not
     asked = "base: debian-12\nframework: [tensorflow-cpu==2.20.0]\n"
@@ -745,6 +745,14 @@ def test_uv_installs_a_lock_that_is_exported_with_what_is_made_of_folders_and_gi
     assert done.returncode == 0, done.stderr
     installed = {dist.name: dist.version for dist in importlib.metadata.distributions(path=[str(tmp_path / "site")])}
     assert {canonicalize_name(name): version for name, version in installed.items()} == versions(spec)
+    Path("requirements.txt").write_text("einops\n", encoding="utf-8")
+    assert (
+        "is not of what the repository requires now: run 'trainyard lock'"
+        in trainyard("lock", "--export", "pylock.laptop.toml")[2]
+    )
+    assert trainyard("lock", "--export", "pylock.trainyard.toml")[::2] == (
+        2, "lock: '--export pylock.trainyard.toml': it is a name of the lock itself: give another\n",
+    )  # fmt: skip
 
 
 def pkg_info(version: str, *lines: str) -> dict[str, str]:

@@ -123,7 +123,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, 
 
 
 def locked(spec: Spec) -> dict[str, str]:
-    """What pylock.trainyard.toml adds to the base."""
+    """Return what the lock adds to the base."""
     return pinned(fresh(spec))
 
 

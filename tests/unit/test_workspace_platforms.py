@@ -236,7 +236,7 @@ def test_two_wheels_of_one_name_are_each_for_their_platform(write: Write, index:
     assert versions("foo") == ["1.0", "2.0"]
 
 
-def test_a_lock_of_another_index_that_is_of_another_time_cannot_be_used(write: Write) -> None:
+def test_a_lock_of_another_index_that_is_of_another_time_cannot_be_used(write: Write, index: PackageIndex) -> None:
     """As after a commit of one of two files."""
     spec = write("tqdm\n")
     relock(spec)
@@ -248,8 +248,12 @@ def test_a_lock_of_another_index_that_is_of_another_time_cannot_be_used(write: W
     text = other.read_text(encoding="utf-8")
     relock(write("tqdm\neinops\n"))
     other.write_text(text, encoding="utf-8")
+    found = repository().lock
     reason = "not of the same 'trainyard lock' as pylock.trainyard.toml: run 'trainyard lock'"
-    assert repository().lock == Unreadable(f"{other.name}: {reason}")
+    assert isinstance(found, Unreadable) and found.reason == f"{other.name}: {reason}"
+    index.add(wheel("tqdm", "9.0"))
+    assert relock(spec) and isinstance(repository().lock, Lock)
+    assert versions("tqdm") == ["4.0", "4.0"], "its versions are kept"
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,19 @@ def test_a_keyring_is_asked_as_uv_asks_it(write: Write, monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.parametrize(
+    ("location", "address"),
+    [
+        ("git+https://me:pw@host/x/y.git@v1", ("https://host/x/y.git", "v1")),
+        ("git+ssh://git@host:22/x/y.git", ("ssh://git@host:22/x/y.git", "")),
+        ("git+ssh://git:pw@host/x@main", ("ssh://git@host/x", "main")),
+        ("git+file:///srv/x", ("file:///srv/x", "")),
+    ],
+)
+def test_the_address_of_a_git_repository_has_no_password(location: str, address: tuple[str, str]) -> None:
+    assert wheels.git_address(location) == address
+
+
 def test_a_wheel_is_normalised_to_the_same_bytes_whatever_made_it(tmp_path: Path) -> None:
     first, second = tmp_path / "first.whl", tmp_path / "second.whl"
     body = wheel("mine", "1")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,15 +12,17 @@ from pathlib import Path
 from packaging.pylock import is_valid_pylock_path
 
 from trainyard.common.errors import UserError
-from trainyard.image import build_backends, package_index
+from trainyard.image import build_backends, lock_origin, package_index
 from trainyard.image.resolution import Resolution, exactly
 from trainyard.image.resolver import default_index
-from trainyard.spec import pylock
+from trainyard.spec import pylock, repository_files
 from trainyard.spec.lock import DEFAULT, File, Lock, Locked, Made, Pin, versions
 from trainyard.spec.model import RepositorySpec, Spec, each_platform, relative
 from trainyard.workspace import indexes, requirements, wheels
-from trainyard.workspace.lines import Source, without_credentials, without_userinfo
+from trainyard.workspace.lines import Source, without_credentials
 from trainyard.workspace.requirements import Wanted
+
+logger = logging.getLogger(__name__)
 
 
 def export(spec: Spec, path: Path) -> None:
@@ -39,6 +42,10 @@ def export(spec: Spec, path: Path) -> None:
         raise UserError(f"'--export {path}': it is a name of the lock itself: give another")
     if isinstance(spec, RepositorySpec):
         spec = build_backends.asked(spec)
+        if isinstance(spec.lock, Lock) and not lock_origin.is_current(spec):
+            logger.warning(
+                f"{relative(spec.lock_file)}: is not of what the repository requires now: run 'trainyard lock'"
+            )
     spec.locked()  # reports a lock that is missing or cannot be used
     known = spec.usable_lock or Lock()
     index = package_index.choose(spec)[0]
@@ -59,7 +66,8 @@ def export(spec: Spec, path: Path) -> None:
     exported = {
         arch: replace(of, pins=tuple(_with_addresses(pin, addresses) for pin in of.pins)) for arch, of in locked.items()
     }
-    path.write_text(pylock.text(replace(known, indexes={index: exported}), index, sources), encoding="utf-8")
+    text = pylock.text(replace(known, indexes={index: exported}), index, sources)
+    repository_files.write(path.parent, path.name, text)
 
 
 def _addresses(spec: Spec, index: str, locked: Mapping[str, Locked], wanted: Wanted) -> dict[str, str]:
@@ -103,12 +111,7 @@ def _source(source: Source | None, pin: Pin, path: Path) -> str:
     if source.is_path and Path(location).is_dir():
         return f"directory = {pylock.value({'path': os.path.relpath(location, path.resolve().parent), **inside})}"
     if location.startswith("git+"):
-        address = location.removeprefix("git+")
-        # The user of ssh is part of the address: git@host.
-        scheme, separator, rest = (address if address.startswith("ssh") else without_userinfo(address)).partition("://")
-        host, slash, repository = rest.partition("/")
-        url = f"{scheme}{separator}{host}{slash}{repository.partition('@')[0]}"
-        commit = pin.made.commit if pin.made else ""
+        url, commit = wheels.git_address(location)[0], pin.made.commit if pin.made else ""
         return f"vcs = {pylock.value({'type': 'git', 'url': url, 'commit-id': commit, **inside})}"
     if not location.partition("?")[0].endswith(".whl"):
         raise UserError(

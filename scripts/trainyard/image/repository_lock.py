@@ -66,8 +66,10 @@ def lock(
             another Trainyard locked the others.
         StepFailed: uv could not resolve them; or, with ``check``, the lock is out of date.
     """
-    spec = build_backends.asked(spec)
-    if not upgrade and isinstance(spec.lock, Unreadable) and not spec.lock.missing:
+    spec, before = build_backends.asked(spec), spec.lock
+    if isinstance(spec.lock, Unreadable) and spec.lock.rest:
+        spec = spec.with_lock(spec.lock.rest)
+    elif not upgrade and isinstance(spec.lock, Unreadable) and not spec.lock.missing:
         logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
     origin = old.origin if old else None
@@ -77,7 +79,6 @@ def lock(
             f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
             f"base {spec.base} now: run 'trainyard lock --upgrade'"
         )
-    before = spec.lock
     if spec.framework_in_base and (upgrade or not lock_origin.has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
     spec, resolved = resolve(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 #: Build backends, of which a build has its own versions: importing the framework does not need those of the image.
 _BACKENDS = ("setuptools", "wheel")
 
-#: How often a version is looked for that all platforms have, before each has its own.
+#: How often a version is looked for that all platforms have, before their versions may differ.
 _TRIES = 5
 
 #: Name of an architecture -> its packages, sorted by name.
@@ -113,7 +113,7 @@ class Resolution:
         """Return everything that requirements need.
 
         A version without a file for one of the platforms is left out, or, where the platforms cannot have one version,
-        each has its own. What was made has no files.
+        the versions differ. What was made has no files.
 
         Args:
             alone: leave out what they need.
@@ -147,7 +147,7 @@ class Resolution:
         return apart
 
     def _solved(self, lines: Sequence[str], constraints: Sequence[str], *, alone: bool, each: bool = False) -> Resolved:
-        """Return what uv finds; ``each``: with a wheel for each platform, which may have versions of its own."""
+        """Return what uv finds; ``each``: with a wheel for each platform, whose versions may differ."""
         # https://docs.astral.sh/uv/reference/settings/#required-environments
         required = [pylock.marker(one.arch, one.python_version) for one in self.platforms] if each else []
         packages = self.project(lines, constraints, required_environments=required).packages(alone=alone)

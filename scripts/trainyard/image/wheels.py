@@ -70,7 +70,7 @@ def addresses(spec: Spec, index: str) -> dict[str, str]:
     """
     locked = resolver.pins(versions(spec.locked(index).framework))
     found = Resolution([spec], indexes=default_index()).packages(locked, alone=True)
-    return {pin.name: pin.files[0].url for pin in found[spec.arch]}
+    return {pin.name: file.url for pin in found[spec.arch] for file in pin.files[:1] if file.is_wheel}
 
 
 def files(url: str, session: requests.Session) -> dict[str, int]:

@@ -156,7 +156,7 @@ class Mixture:
         return f"{name} {old} -> {new}" if old and new else f"{name} {new} added" if new else f"{name} removed"
 
     def complete(self, must: Changes, may: Changes) -> Changes | None:
-        """Return the smallest set of changes that uv finds to resolve; None if there is none (see ``culprit``)."""
+        """Return a set of changes that uv resolves, of which none that was added can be left out; None without one."""
         if (must, may) not in self._completed:
             self._completed[must, may] = self._complete(must, may, self._offline) if self._resolvable else must
         return self._completed[must, may]
@@ -173,7 +173,7 @@ class Mixture:
 
     @cached_property
     def _offline(self) -> RepositorySpec:
-        """The spec with which uv asks no index: when both sides have resolved, it knows all that mixtures have."""
+        """Return the spec with which uv asks no index: its cache has both sides, and other versions are not taken."""
         return self.spec.model_copy(update={"context": replace(self.spec.context, offline=True)})
 
     def _complete(self, must: Changes, may: Changes, spec: RepositorySpec) -> Changes | None:

@@ -85,7 +85,7 @@ class Pin:
 
     @property
     def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """What decides which files are installed."""
+        """Return what decides which files are installed."""
         return self.name, self.version, self.hashes
 
     def requirement(self) -> str:
@@ -126,22 +126,22 @@ class Locked:
 
     @cached_property
     def framework(self) -> list[Pin]:
-        """The framework's wheels; none if the base image holds it."""
+        """Return the framework's wheels; none if the base image holds it."""
         return self._of("framework")
 
     @cached_property
     def requirements(self) -> list[Pin]:
-        """Everything that the framework does not need by itself."""
+        """Return everything that the framework does not need by itself."""
         return self._of("", "added")
 
     @cached_property
     def compiled(self) -> list[Pin]:
-        """What is compiled from source distributions."""
+        """Return what is compiled from source distributions."""
         return self._of("compiled")
 
     @cached_property
     def build_requires(self) -> list[Pin]:
-        """What the source distributions are compiled with, besides what the image has."""
+        """Return what the source distributions are compiled with, besides what the image has."""
         return self._of("build")
 
     @cached_property
@@ -214,7 +214,9 @@ class Unreadable:
     Attributes:
         reason: a line for the user, with the command that mends it.
         missing: whether there is no file.
+        rest: what its files have, whose versions are kept; None if they cannot be read.
     """
 
     reason: str
     missing: bool = False
+    rest: Lock | None = None

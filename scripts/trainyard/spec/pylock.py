@@ -39,7 +39,7 @@ from trainyard.spec.yaml_source import relative
 #: Name of the lock of a target, for the default index; also that of uv's output.
 FILE = "pylock.toml"
 
-#: The same of a user's repository, which may have a pylock.toml of its own.
+#: The same of a user's repository, which may itself have a pylock.toml.
 REPOSITORY_FILE = "pylock.trainyard.toml"
 
 _TITLE = "# Written by 'trainyard lock'. Do not edit.\n"
@@ -270,10 +270,13 @@ def _parsed(data: Mapping[str, Any], index: str) -> Lock:
     bases = {arch: BaseContents.model_validate(about) for arch, about in own.get("base", {}).items()}
     # Packages of the group may also be in the image, in another version: select() takes each name once.
     of_group = [one for one in data["packages"] if _OF_GROUP in one.get("marker", "")]
-    others = [one for one in data["packages"] if one not in of_group]
-    parts = [
-        (Pylock.from_dict({**data, "packages": part}), group) for part, group in ((others, []), (of_group, [_GROUP]))
-    ]
+    parts: list[tuple[Pylock, list[str]]] = [(pylock, [])]
+    if of_group:
+        others = [one for one in data["packages"] if one not in of_group]
+        parts = [
+            (Pylock.from_dict({**data, "packages": others}), []),
+            (Pylock.from_dict({**data, "packages": of_group}), [_GROUP]),
+        ]
     locked = {}
     for arch, architecture in ARCHITECTURES.items():
         environment = markers.environment(python, architecture.machine)
@@ -321,7 +324,8 @@ def read(lock_file: Path, command: str) -> Lock | Unreadable:
     for index, lock in found.items():
         if DEFAULT in found and lock.origin and lock.origin != found[DEFAULT].origin:
             other = relative(file_of(lock_file, index))
-            return Unreadable(f"{other}: not of the same 'trainyard lock' as {lock_file.name}: run '{command}'")
+            reason = f"{other}: not of the same 'trainyard lock' as {lock_file.name}: run '{command}'"
+            return Unreadable(reason, rest=merged(found.values()))
     if DEFAULT not in found:
         return Unreadable(f"{relative(lock_file)} is missing: run '{command}'", missing=True)
     return merged(found.values())

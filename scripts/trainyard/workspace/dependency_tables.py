@@ -172,7 +172,7 @@ def told_lines(project: Project, word: str) -> list[Line]:
     """Return the dependencies that the build backend of a project has told.
 
     Args:
-        word: by which a requirement without a line of its own is found in the project's file.
+        word: text in the project's file that stands for a requirement which is on no line there.
     Raises:
         UserError: it failed.
     """

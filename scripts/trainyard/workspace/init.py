@@ -328,15 +328,15 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     target, decides = survey.deciding(first)
     if target:
         return target, f"{why}, and {decides}"
-    asked, note = _variant(survey, first)
-    if asked:
-        notes += [note] if note else []
-        return asked[0], f"{why}, and {asked[1]}"
     sources = reversed(survey.closure or survey.sources.run)
     marks = {mark: place for source in sources for mark in source.marks if (place := source.where(mark))}
     cpu, gpu = targets["cpu"], targets["gpu"]
     if "tpu" in marks and "tpu" in targets:
         return targets["tpu"], f"{why}, and {marks['tpu']} TPUs"
+    asked, note = _variant(survey, first)
+    if asked:
+        notes += [note] if note else []
+        return asked[0], f"{why}, and {asked[1]}"
     if "cuda" not in marks:
         notes += [note] if note else []
         return cpu, why
@@ -355,7 +355,7 @@ def _variant(survey: Survey, name: Name) -> tuple[tuple[str, str] | None, str]:
     """
     root, names, wanted = survey.root, survey.names, survey.wanted
     targets = table().frameworks[name].targets
-    stated = torch_variant.stated(root, names, wanted)
+    stated = torch_variant.stated(root, names, wanted, name)
     kinds = {one.kind for one in stated}
     if "cuda" in kinds and "cpu" not in kinds:
         exact = next((one for one in stated if one.version), stated[0])

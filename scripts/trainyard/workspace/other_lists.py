@@ -9,14 +9,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from trainyard.spec import yaml_source
-from trainyard.workspace import dependency_tables
+from trainyard.workspace import dependency_tables, torch_variant
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.requirement_choice import Choice
 
 _COPY = "list what it has in requirements.txt"
 
-#: File -> how a list is made of it that is read, in the words of its own tool.
+#: File -> the command that converts it to a list that is read.
 _FILES = {
     "Pipfile.lock": "'pipenv requirements > requirements.txt' makes a list of it",
     "Pipfile": "'pipenv lock', then 'pipenv requirements > requirements.txt' makes a list of it",
@@ -80,12 +80,8 @@ def _without_backend(root: Path, names: Sequence[str]) -> Iterator[str]:
     """Yield lines about projects that no build backend can be asked about."""
     if "setup.cfg" in names and "setup.py" not in names and "pyproject.toml" not in names:
         yield f"setup.cfg: is not read without a setup.py or a [build-system] in pyproject.toml: {_COPY}"
-    tool = (
-        dependency_tables.table(dependency_tables.toml(root / "pyproject.toml").data, "tool", "poetry")
-        if ("pyproject.toml" in names)
-        else {}
-    )
-    if tool and "poetry.lock" not in names:
+    document = dependency_tables.toml(root / "pyproject.toml").data if "pyproject.toml" in names else {}
+    if dependency_tables.table(document, "tool", "poetry") and "poetry.lock" not in names:
         yield (
             "pyproject.toml: what Poetry requires is not read without a package to build: 'poetry export --output "
             "requirements.txt' makes a list of it"
@@ -102,15 +98,18 @@ def _tables(root: Path, names: Sequence[str], wanted: Choice, project: Project |
         ("[project.optional-dependencies]", "extras", extras, wanted.extras),
         ("[dependency-groups]", "groups", groups, []),
     ):
+        # The target is the choice between extras such as cpu and cu130.
+        listed = [name for name in listed if not torch_variant.is_name(name)]
         left = [name for name in listed if name not in taken and not _ASIDE.fullmatch(name.lower())]
         if left:
             value = f"{{file: pyproject.toml, {key}: [{', '.join(left)}]}}"
-            yield f"pyproject.toml: of {what}, {', '.join(left)} is not read: 'requirements: {value}' takes it"
+            instead = "" if wanted.file in ("", "pyproject.toml", "uv.lock") else " instead"
+            yield f"pyproject.toml: of {what}, {', '.join(left)} is not read: 'requirements: {value}' takes it{instead}"
 
 
 def _header(path: Path) -> list[str]:
     """Return the requirements in the header of a script; none if it has no header that is valid."""
-    match = _HEADER.search(yaml_source.text(path, errors="replace")) if path.is_file() else None
+    match = _HEADER.search(text_of(path)) if path.is_file() else None
     if not match:
         return []
     content = "".join(line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines(True))
@@ -123,7 +122,7 @@ def _header(path: Path) -> list[str]:
 
 def _installed(path: Path) -> list[str]:
     """Return the packages that a Dockerfile installs with pip or uv by their names."""
-    text = re.sub(r"\\\n", " ", yaml_source.text(path, errors="replace"))
+    text = re.sub(r"\\\n", " ", text_of(path))
     found: list[str] = []
     for line in text.splitlines():
         if line.lstrip().startswith("#"):

@@ -117,7 +117,7 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
 
 
 def of_platform(spec: RepositorySpec) -> Wanted:
-    """The requirements of a repository, for the base and the platform of ``spec``; see :func:`read`."""
+    """Read the requirements of a repository, for the base and the platform of ``spec``; see :func:`read`."""
     wanted = read(spec.workspace, spec.python_version, spec.architecture.machine)
     asked = tuple(torch_variant.without_indexes(spec, wanted.addresses))
     return replace(
@@ -126,7 +126,7 @@ def of_platform(spec: RepositorySpec) -> Wanted:
 
 
 def of_image(spec: RepositorySpec) -> Wanted:
-    """The requirements of a repository for all its platforms, with markers where they differ; see :func:`read`."""
+    """Read the requirements of a repository for all its platforms, with markers where they differ."""
     every = {one.architecture.machine: of_platform(one) for one in each_platform(spec)}
     first = next(iter(every.values()))
     if all(one == first for one in every.values()):
@@ -162,7 +162,7 @@ def joined(every: Mapping[str, Sequence[Asked]]) -> tuple[Asked, ...]:
 
 
 def index_options(spec: RepositorySpec) -> Found:
-    """What the requirements file of a repository says about indexes: :attr:`Found.addresses` and ``options``.
+    """Read what the requirements file of a repository says about indexes: :attr:`Found.addresses`, ``options``.
 
     Raises:
         UserError: see :func:`read`.

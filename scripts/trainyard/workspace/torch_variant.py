@@ -17,10 +17,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from trainyard.spec import matrix, model, yaml_source
+from trainyard.spec import matrix, model
 from trainyard.spec.model import Spec
 from trainyard.workspace.framework_table import Name, table
-from trainyard.workspace.lines import Kind, Line, without_credentials
+from trainyard.workspace.lines import Kind, Line, text_of, without_credentials
 
 if TYPE_CHECKING:
     from trainyard.workspace.requirement_choice import Choice
@@ -94,10 +94,19 @@ def _of_name(name: str, place: str, text: str = "") -> Variant:
     return Variant(kind, version, place, text or name)
 
 
-def stated(root: Path, names: Sequence[str], wanted: Choice) -> list[Variant]:
-    """Return what the files that installers read ask for, each variant once."""
+def is_name(text: str) -> bool:
+    """Return whether a text is the name of a variant, as extras of projects have it."""
+    return bool(re.fullmatch(_NAME, text, re.IGNORECASE))
+
+
+def stated(root: Path, names: Sequence[str], wanted: Choice, framework: Name) -> list[Variant]:
+    """Return what the files that installers read ask for, each variant once.
+
+    Args:
+        framework: the names of PyTorch's variants count for PyTorch alone.
+    """
     chosen = {wanted.file, *(place.rpartition(":")[0] for _, place in wanted.lines)} - {""}
-    files = [name for name in names if name in chosen or _READ.fullmatch(name)]
+    files = [name for name in names if framework == "torch" and (name in chosen or _READ.fullmatch(name))]
     found = [one for name in files for one in _in_file(root / name, name)]
     for name, place in wanted.names.items():
         if library := _LIBRARY.fullmatch(name):
@@ -113,7 +122,7 @@ def told(root: Path, names: Sequence[str]) -> list[Variant]:
 
 
 def _in_file(path: Path, name: str) -> Iterable[Variant]:
-    for number, line in enumerate(yaml_source.text(path, errors="replace").splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         text = line.partition(" #")[0]
         if text.lstrip().startswith(("#", "//")) and not name.endswith(".md"):
             continue
@@ -146,8 +155,9 @@ def target_for(name: Name, asked: Variant, wanted: Choice) -> tuple[str, str]:
     if not major or cuda.partition(".")[0] == major:
         return first.target, ""
     driver = first.device_code.driver if first.device_code else ""
+    minor = ".".join(cuda.split(".")[:2])
     return first.target, (
-        f"{asked.why}, and {first.target} has CUDA {cuda}, which needs driver {driver} or later; no target has "
+        f"{asked.why}, and {first.target} has CUDA {minor}, which needs driver {driver} or later; no target has "
         f"CUDA {major} for these requirements"
     )
 
@@ -174,6 +184,7 @@ def without_indexes(spec: Spec, addresses: Sequence[tuple[Kind, Line]]) -> list[
 
     The variant is the target's, and an index that holds nothing else hides the others, or is asked for every package.
     """
-    if table().of_target(spec.framework.name) != "torch":
-        return list(addresses)
-    return [(kind, line) for kind, line in addresses if not _INDEX.search(without_credentials(line.text))]
+    others = [(kind, line) for kind, line in addresses if not _INDEX.search(without_credentials(line.text))]
+    # The table is read only where there is something to leave out: every command that reads requirements comes here.
+    leaves = len(others) < len(addresses) and table().of_target(spec.framework.name) == "torch"
+    return others if leaves else list(addresses)

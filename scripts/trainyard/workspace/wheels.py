@@ -302,26 +302,37 @@ def _fetched(source: Source, here: Path, commit: str) -> Iterator[tuple[Path, st
     yield _download(source, location, here), ""
 
 
+def git_address(location: str) -> tuple[str, str]:
+    """Return the address of a git repository, and the revision, of ``git+https://host/path@revision``.
+
+    It has no password, and a user only where that is part of the address, as in ``ssh://git@host/path``.
+    """
+    scheme, _, rest = without_userinfo(location.removeprefix("git+")).partition("://")
+    host, slash, path = rest.partition("/")
+    user = userinfo(location)[0]
+    if user and not scheme.startswith("http"):
+        host = f"{user}@{host}"
+    path, _, revision = path.partition("@")
+    return f"{scheme}://{host}{slash}{path}", revision
+
+
 def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
     """Check a git repository out with git and the user's credentials for it; the commit."""
     if not location.startswith(_GIT_SCHEMES):
         raise UserError(
             f"{source.line.where}: {source.line.shown!r}: git's addresses begin with git+https:// or git+ssh://"
         )
-    scheme, _, rest = without_userinfo(location.removeprefix("git+")).partition("://")
-    host, slash, path = rest.partition("/")
+    address, revision = git_address(location)
     user, password = userinfo(location)
-    if user and not scheme.startswith("http"):
-        host = f"{user}@{host}"
-    path, _, revision = path.partition("@")
-    address = f"{scheme}://{host}{slash}{path}"
     if revision.startswith("-"):
         raise UserError(f"{source.line.where}: {source.line.shown!r}: {revision!r} is no revision")
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", "-c", "advice.detachedHead=false", "-C", str(folder), *arguments],
-            env=settings.environment(GIT_TERMINAL_PROMPT="0", **_git_credentials(f"{scheme}://{host}", user, password)),
+            env=settings.environment(
+                GIT_TERMINAL_PROMPT="0", **_git_credentials("/".join(address.split("/", 3)[:3]), user, password)
+            ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
