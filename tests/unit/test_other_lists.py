@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.workspaces import repository
+from trainyard.spec import yaml_source
+from trainyard.workspace import requirements
+
 Run = Callable[..., tuple[int, str, str]]
 
 TRAIN = "import tensorflow as tf\nfor step in range(2):\n    print(tf.reduce_sum(tf.ones(2)))\n"
@@ -16,15 +20,26 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"Pipfile": "[packages]\n"}, "Pipfile: lists requirements and is not read: 'pipenv lock', then"),
+        (
+            {"requirements.txt": "", "Pipfile": '[packages]\neinops = "*"\n'},
+            "Pipfile: lists einops, which no list that is read has: list what it has in requirements.txt",
+        ),
         ({"Pipfile": "", "Pipfile.lock": "{}"}, "Pipfile.lock: lists requirements and is not read: 'pipenv"),
         ({"poetry.lock": ""}, "poetry.lock: lists requirements and is not read: 'poetry export"),
         ({"pdm.lock": ""}, "pdm.lock: lists requirements and is not read: 'pdm export"),
-        ({"pixi.toml": ""}, "pixi.toml: lists requirements and is not read: 'pixi workspace export"),
         ({"conda-lock.yml": ""}, "conda-lock.yml: lists requirements and is not read: it is for conda"),
-        ({"cog.yaml": ""}, "cog.yaml: lists requirements and is not read: list what it has in requirements.txt"),
-        ({"pylock.toml": ""}, "pylock.toml: lists requirements and is not read"),
-        ({"requirements.in": "einops\n"}, "requirements.in: lists requirements and is not read: 'uv pip compile"),
+        (
+            {"requirements.txt": "", "cog.yaml": "build: {python_packages: [einops==0.8.1]}\n"},
+            "cog.yaml: lists einops==0.8.1, which no list that is read has",
+        ),
+        (
+            {"requirements.txt": "", "pylock.toml": ""},
+            "pylock.toml: lists requirements and is not read: 'requirements: pylock.toml' of trainyard.yaml takes it",
+        ),
+        (
+            {"requirements.txt": "", "requirements.in": "einops\n"},
+            "requirements.in: lists requirements and is not read: 'requirements: requirements.in' of trainyard.yaml",
+        ),
         ({"requirements.txt": "einops\n", "environment.yaml": "dependencies: [einops]\n"}, "environment.yaml: lists"),
         ({"pyproject.toml": PROJECT, "requirements.txt": "einops==0.8.1\n"}, "requirements.txt: lists requirements"),
         (
@@ -42,12 +57,12 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
         ({"pyproject.toml": '[tool.poetry]\npackage-mode = false\n'}, "what Poetry requires is not read without"),
         ({"setup.cfg": "[options]\ninstall_requires = einops\n"}, "setup.cfg: is not read without a setup.py"),
         (
-            {"train.py": '# /// script\n# dependencies = ["einops==0.8.1", "tqdm"]\n# ///\n' + TRAIN},
-            "train.py: its header lists einops==0.8.1, tqdm and is not read",
+            {"pyproject.toml": PROJECT, "train.py": '# /// script\n# dependencies = ["tqdm"]\n# ///\n' + TRAIN},
+            "train.py: its header is not read: 'requirements: train.py' of trainyard.yaml takes it instead",
         ),
         (
-            {"Dockerfile": "RUN pip install -r a.txt \\\n    'einops==0.8.1' tensorflow && uv pip install tqdm\n"},
-            "Dockerfile: installs einops==0.8.1, tqdm, which no list that is read has",
+            {"requirements.txt": "", "Dockerfile": "RUN pip install -r a.txt \\\n    'einops==0.8.1' tensorflow && uv pip install tqdm\n"},
+            "Dockerfile: lists einops==0.8.1, tqdm, which no list that is read has",
         ),
         ({"apt.txt": "libgl1\n"}, "apt.txt: is not read: name its packages under 'system'"),
         ({"postBuild": "#!/bin/sh\n"}, "postBuild: is not read: nothing of it is run"),
@@ -70,7 +85,7 @@ def test_a_list_that_is_not_read_is_named_with_what_to_do(
         {"requirements.txt": "einops==0.8.1\n", "Dockerfile": "RUN pip install -U pip && uv pip install einops\n"},
         {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ndev = []\n[dependency-groups]\ndocs = []\n'},
         {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ncpu = ["torch"]\ncu130 = ["torch"]\n'},
-        {"train.py": "# /// script\n# dependencies = [\n# ///\n" + TRAIN},
+        {"train.py": "# /// script\n# dependencies = []\n# ///\n" + TRAIN},
     ],
 )  # fmt: skip
 def test_nothing_is_said_of_what_is_read_or_has_nothing(
@@ -81,3 +96,104 @@ def test_nothing_is_said_of_what_is_read_or_has_nothing(
         (tmp_path / name).write_text(text, encoding="utf-8")
     status, _, err = trainyard("init", "--yes", "--target", "tf-cpu")
     assert status == 0 and "read" not in err, err
+
+
+PYLOCK = """lock-version = "1.0"
+created-by = "a test"
+requires-python = ">=3.10"
+[[packages]]
+name = "einops"
+version = "0.8.1"
+sdist = {name = "einops-0.8.1.tar.gz", url = "https://files.test/einops-0.8.1.tar.gz", hashes = {sha256 = "a"}}
+[[packages]]
+name = "colorama"
+version = "0.4.6"
+marker = "sys_platform == 'win32'"
+sdist = {name = "colorama-0.4.6.tar.gz", url = "https://files.test/colorama-0.4.6.tar.gz", hashes = {sha256 = "b"}}
+[[packages]]
+name = "netlib"
+vcs = {type = "git", url = "https://git.test/netlib", commit-id = "c0ffee"}
+"""
+HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "einops==0.8.1",\n# ]\n# ///\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "yaml", "read"),
+    [
+        ({"train.py": HEADER + TRAIN}, {"requirements": "train.py"}, ["einops==0.8.1 train.py:4"]),
+        (
+            {"pylock.toml": PYLOCK},
+            {"requirements": "pylock.toml"},
+            ["einops==0.8.1 pylock.toml:5", "netlib@git+https://git.test/netlib@c0ffee pylock.toml:14"],
+        ),
+        ({"requirements.in": "einops==0.8.1\n"}, {"requirements": "requirements.in"}, ["einops==0.8.1 requirements.in:1"]),
+        (
+            {"pyproject.toml": '[dependency-groups]\ntrain = ["einops==0.8.1"]\n', "train.py": f"import einops\n{TRAIN}"},
+            {"requirements": {"file": "pyproject.toml", "groups": ["train"]}},
+            ["einops==0.8.1 pyproject.toml:2"],
+        ),
+        (
+            {
+                "pyproject.toml": '[project]\nname = "x"\nversion = "1"\n[project.optional-dependencies]\n'
+                'train = ["einops==0.8.1"]\n',
+                "train.py": f"import einops\n{TRAIN}",
+            },
+            {"requirements": {"file": "pyproject.toml", "extras": ["train"]}},
+            ["einops==0.8.1 pyproject.toml:5"],
+        ),
+        ({"Pipfile": '[packages]\neinops = "==0.8.1"\nbig = {git = "x"}\n'}, {"requirements": ["einops==0.8.1"]}, []),
+        (
+            {"Pipfile": '[packages]\na = {version = "1", extras = ["b"], markers = "os_name == \'posix\'"}\n'},
+            {"requirements": ["a[b]==1 ; os_name == 'posix'"]},
+            [],
+        ),
+        (
+            {
+                "pixi.toml": '[dependencies]\npython = "3.11.*"\nnumpy = ">=2"\n[pypi-dependencies]\neinops = "==0.8.1"\n',
+                "train.py": f"import numpy\n{TRAIN}",
+            },
+            {"requirements": ["einops==0.8.1"], "base": "debian-12"},
+            [],
+        ),
+        ({"cog.yaml": "build:\n  python_packages:\n  - einops==0.8.1\n"}, {"requirements": ["einops==0.8.1"]}, []),
+        ({"Dockerfile": "RUN pip install -U \\\n  einops==0.8.1\n"}, {"requirements": ["einops==0.8.1"]}, []),
+    ],
+)  # fmt: skip
+def test_a_form_of_requirements_is_read(
+    files: dict[str, str],
+    yaml: dict[str, object],
+    read: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trainyard: Run,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"train.py": TRAIN, **files}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")
+    assert status == 0, err
+    written = yaml_source.plain(yaml_source.read(tmp_path / "trainyard.yaml"))
+    assert {key: written[key] for key in yaml} == yaml
+    wanted = requirements.of_image(repository())
+    lines = [f"{line.text} {line.where}" for line in wanted.lines if read]
+    sources = [f"{one.name}@{one.location} {one.line.where}" for one in wanted.sources]
+    assert lines + sources == read
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"train.py": "# /// script\n# dependencies = [\n# ///\n"}, "train.py: its '# /// script' header is not valid"),
+        ({"train.py": f"{HEADER}import os\n{HEADER}"}, "train.py:8: a second '# /// script': a script has one header"),
+        ({"train.py": "# /// script\n# dependencies = 1\n# ///\n"}, "train.py:2: script.dependencies: expected a list"),
+        ({"pylock.toml": "lock-version = '1.0'\n"}, "pylock.toml: Missing required value in 'created-by'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_header_or_lock_is_one_line(
+    files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"train.py": TRAIN, **files}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")
+    assert status == 2 and f"init: {said}" in err, err

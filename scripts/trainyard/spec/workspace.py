@@ -89,7 +89,8 @@ class Requirements(Strict):
     """The packages that the code needs in addition to the target's.
 
     Attributes:
-        file: requirements.txt, pyproject.toml or uv.lock, relative to trainyard.yaml; None if ``packages`` lists them.
+        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml or a script with a header, relative to
+            trainyard.yaml; None if ``packages`` lists them.
         extras: of ``[project.optional-dependencies]``, ``groups``: of ``[dependency-groups]``.
         packages: PEP 508 requirements.
     """
@@ -306,7 +307,10 @@ def schema() -> dict[str, Any]:
     requirements = found["properties"]["requirements"]
     found["properties"]["requirements"] = {
         "anyOf": [
-            {"type": "string", "description": "requirements.txt, pyproject.toml or uv.lock"},
+            {
+                "type": "string",
+                "description": "requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a script with a PEP 723 header",
+            },
             {"type": "array", "items": {"type": "string"}},
             {key: value for key, value in requirements.items() if key == "$ref"},
         ]

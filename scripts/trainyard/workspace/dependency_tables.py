@@ -1,8 +1,11 @@
-"""Read the dependencies of a project: pyproject.toml's tables and uv.lock.
+"""Read the dependencies of a project or script from TOML: pyproject.toml's tables, headers of scripts, lock files.
 
 The tables: https://packaging.python.org/en/latest/specifications/pyproject-toml/,
 https://packaging.python.org/en/latest/specifications/dependency-groups/ and
-https://docs.astral.sh/uv/reference/settings/. uv.lock: https://docs.astral.sh/uv/concepts/projects/layout/#the-lockfile.
+https://docs.astral.sh/uv/reference/settings/. Headers of scripts:
+https://packaging.python.org/en/latest/specifications/inline-script-metadata/. uv.lock:
+https://docs.astral.sh/uv/concepts/projects/layout/#the-lockfile. pylock.toml:
+https://packaging.python.org/en/latest/specifications/pylock-toml/.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace.lines import Found, Line, Source, line_with, of_any_extra, parse_direct, parse_reference
+from trainyard.workspace.lines import (
+    Found,
+    Line,
+    Source,
+    line_with,
+    of_any_extra,
+    parse_direct,
+    parse_reference,
+    text_of,
+)
 from trainyard.workspace.project import IN_CONTAINER, Project
 
 #: Settings of ``[tool.uv]`` that decide what is resolved and do not name an index.
@@ -29,6 +41,9 @@ _RESOLVER_SETTINGS = (
     "allow-insecure-host", "dependency-metadata", "exclude-newer", "exclude-newer-package", "fork-strategy",
     "index-strategy", "keyring-provider", "prerelease", "resolution",
 )  # fmt: skip
+
+#: The header of a script, by the pattern of its specification.
+_HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 #: What the values that are read have to be. In a path, ``*`` is every value of a table, ``[]`` every one of a list.
 _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
@@ -39,13 +54,13 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     """),
     ("a table or a list", (dict, list), "tool.uv.sources.*"),
     ("a list", (list,), """
-    dependency-groups.* project.dynamic tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index
+    dependency-groups.* project.dynamic script.dependencies tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index
     tool.uv.override-dependencies tool.uv.workspace.exclude tool.uv.workspace.members index package
     package.[].resolution-markers package.[].wheels
     """),
     ("a list or text", (list, str), "tool.uv.find-links find-links"),
     ("text", (str,), """
-    tool.uv.sources.*.marker tool.uv.sources.*.[].marker tool.uv.workspace.exclude.[] tool.uv.workspace.members.[]
+    script.dependencies.[] script.requires-python tool.uv.sources.*.marker tool.uv.sources.*.[].marker tool.uv.workspace.exclude.[] tool.uv.workspace.members.[]
     package.[].name package.[].version package.[].resolution-markers.[]
     """),
 )  # fmt: skip
@@ -79,19 +94,46 @@ class Toml:
         return f"{relative(self.path)}:{self.line_of(word, after=after)}"
 
 
+def has_header(path: Path) -> bool:
+    """Return whether a file is a script with a header; one that cannot be read has none."""
+    return any(one["type"] == "script" for one in _HEADER.finditer(text_of(path)))
+
+
+def _header(path: Path, text: str) -> str:
+    """Return the TOML in the header of a script, on the lines that it has there.
+
+    Raises:
+        UserError: it has several.
+    """
+    found = [one for one in _HEADER.finditer(text) if one["type"] == "script"]
+    if len(found) > 1:
+        line = text.count("\n", 0, found[1].start()) + 1
+        raise UserError(f"{relative(path)}:{line}: a second '# /// script': a script has one header")
+    if not found:
+        return ""
+    above = "\n" * text.count("\n", 0, found[0].start("content"))
+    return above + "".join(line[2:] if line[1:2] == " " else line[1:] for line in found[0]["content"].splitlines(True))
+
+
 def toml(path: Path) -> Toml:
-    """A TOML file.
+    """Read a TOML file, or the header of a script.
 
     Raises:
         UserError: it cannot be read, is not TOML, or a value that is read has another type; the line is named.
     """
     text = yaml_source.text(path)
+    text = _header(path, text) if path.suffix == ".py" else text
     try:
-        found = Toml(path, tomllib.loads(text), text)
+        data = tomllib.loads(text)
+        if path.suffix == ".py":  # what is at the top of a header has other types at the top of other files
+            data = {"tool": data.pop("tool", {}), "script": data}
+        found = Toml(path, data, text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"line (\d+)", str(error))
         words = re.sub(r" \(at .*\)$", "", str(error))
-        raise UserError(f"{relative(path)}{f':{place[1]}' if place else ''}: not valid TOML: {words}") from None
+        where = f"{relative(path)}{f':{place[1]}' if place else ''}"
+        header = "its '# /// script' header is " if path.suffix == ".py" else ""
+        raise UserError(f"{where}: {header}not valid TOML: {words}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{relative(path)}: a number of thousands of digits, or values nested too deeply") from None
     for words, types, paths in _TYPES:
@@ -161,6 +203,23 @@ def read_project(
     _uv_settings(source, found)
 
 
+def read_script(path: Path, found: Found, *, fits: Fits) -> None:
+    """Add what the header of a script lists to ``found``.
+
+    Raises:
+        UserError: it has none, or a mistake; the file and line are named.
+    """
+    source = toml(path)
+    if not source.text:
+        raise UserError(f"{relative(path)}: no '# /// script' header, which would list its requirements (PEP 723)")
+    script = table(source.data, "script")
+    for text in script.get("dependencies", []):
+        _add(source, source.line(text, after="dependencies"), found, fits)
+    if python := script.get("requires-python"):
+        found.requires_python.append(source.line(python, after="requires-python"))
+    _uv_settings(source, found)
+
+
 def _dependencies(source: Toml, own: Mapping[str, Any], project: Project) -> list[Line]:
     """Return the lines of ``[project] dependencies``, or those that the build backend has told."""
     if own and "dependencies" not in own.get("dynamic", []):
@@ -219,6 +278,12 @@ def extra_lines(
     return lines
 
 
+def groups(path: Path) -> dict[str, list[str]]:
+    """Return the groups of a pyproject.toml and the requirements that each lists, without those of included groups."""
+    listed = table(toml(path).data, "dependency-groups")
+    return {name: [one for one in lines if isinstance(one, str)] for name, lines in listed.items()}
+
+
 def _group_lines(source: Toml, groups: Sequence[str]) -> list[Line]:
     from packaging.dependency_groups import resolve_dependency_groups
 
@@ -275,7 +340,7 @@ def _uv_source(source: Toml, name: str, fits: Fits) -> tuple[dict[str, Any] | No
     The project's own entries are preferred to those of its uv workspace:
     https://docs.astral.sh/uv/concepts/projects/workspaces/#workspace-sources
     """
-    for owner in (source, workspace_root(source.path.parent)):
+    for owner in (source, _above(source)):
         if owner is None:
             continue
         for key, value in table(owner.data, "tool", "uv", "sources").items():
@@ -284,6 +349,11 @@ def _uv_source(source: Toml, name: str, fits: Fits) -> tuple[dict[str, Any] | No
                 fitting = (one for one in entries if fits(one.get("marker")) and not ({"extra", "group"} & set(one)))
                 return next(fitting, None), owner
     return None, source
+
+
+def _above(source: Toml) -> Toml | None:
+    """Return the root of the uv workspace of a project; scripts are in none."""
+    return None if source.path.suffix == ".py" else workspace_root(source.path.parent)
 
 
 def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
@@ -307,7 +377,7 @@ def _direct(owner: Toml, line: Line, entry: Mapping[str, Any]) -> Source:
 
 def _uv_settings(source: Toml, found: Found) -> None:
     """Constraints, overrides and resolver settings; those of a uv workspace are at its root."""
-    owner = workspace_root(source.path.parent) or source
+    owner = _above(source) or source
     settings = table(owner.data, "tool", "uv")
     for key, lines in (("constraint-dependencies", found.constraints), ("override-dependencies", found.overrides)):
         lines += [owner.line(text, after=key) for text in settings.get(key, []) if isinstance(text, str)]
@@ -338,3 +408,41 @@ def read_uv_lock(path: Path, found: Found, *, fits: Fits) -> None:
         files = [*package.get("wheels", []), package.get("sdist", {})]
         hashes = frozenset(str(file["hash"]).removeprefix("sha256:") for file in files if "hash" in file)
         found.constraints.append(Line(f"{key[0]}=={key[1]}", path, places.get(key, 1), hashes))
+
+
+def read_pylock(path: Path, found: Found, environment: Mapping[str, str]) -> None:
+    """Add every package that a pylock.toml pins for an image, without those of extras and of groups that are no default.
+
+    Args:
+        environment: the variables of markers in the image.
+    Raises:
+        UserError: it is not valid.
+    """
+    from packaging.pylock import Pylock, PylockValidationError
+
+    source = toml(path)
+    try:
+        document = Pylock.from_dict(source.data)
+    except PylockValidationError as error:
+        raise UserError(f"{relative(path)}: {str(error).splitlines()[0]}") from None
+    if document.requires_python:
+        found.requires_python.append(source.line(str(document.requires_python), after="requires-python"))
+    groups = {"extras": frozenset[str](), "dependency_groups": frozenset(document.default_groups or ())}
+    lines = [number for number, text in enumerate(source.text.splitlines(), 1) if text.strip() == "[[packages]]"]
+    for position, package in enumerate(document.packages):
+        if package.marker and not package.marker.evaluate({**environment, **groups}, context="lock_file"):
+            continue
+        number = lines[position] + 1 if position < len(lines) else 1
+        place = package.vcs or package.directory or package.archive
+        if not place:
+            files = [*(package.wheels or ()), *([package.sdist] if package.sdist else [])]
+            hashes = frozenset(file.hashes["sha256"] for file in files if "sha256" in file.hashes)
+            text = f"{package.name}=={package.version}" if package.version else package.name
+            found.lines.append(Line(text, path, number, hashes))
+            continue
+        text = str(getattr(place, "url", None) or place.path)
+        if package.vcs:
+            text = f"{package.vcs.type}+{text}@{package.vcs.commit_id}"
+        text += f"#subdirectory={place.subdirectory}" if place.subdirectory else ""
+        direct = parse_direct(Line(text, path, number), text)
+        found.sources.append(Source(direct.line, direct.location, package.name, hashes=direct.hashes))

@@ -72,6 +72,10 @@ def of_project(ws: Workspace, addresses: Sequence[tuple[Kind, Line]] = ()) -> li
         _index(f"requirements-{number}", line.text, kind, line.where)
         for number, (kind, line) in enumerate(addresses, 1)
     ]
+    name = ws.document.requirements.file or ""
+    if name.endswith(".py") and (ws.root / name).is_file():  # uv takes no settings of a project for a script
+        source = toml(ws.root / name)
+        return [*found, *_configured(source, table(source.data, "tool", "uv"))]
     owner = workspace_root(ws.root)
     folder = owner.path.parent if owner else ws.root
     for name, keys in (("uv.toml", ()), ("pyproject.toml", ("tool", "uv"))):

@@ -19,7 +19,14 @@ from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
-from trainyard.workspace import import_names, other_lists, python_projects, requirement_choice, torch_variant
+from trainyard.workspace import (
+    dependency_tables,
+    import_names,
+    other_lists,
+    python_projects,
+    requirement_choice,
+    torch_variant,
+)
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
 from trainyard.workspace.python_survey import Source, Sources, files
@@ -165,7 +172,7 @@ class Repository:
         """
         command = self._command(run)
         closure = self.sources.closure(command.path, conditional=False) if command else []
-        wanted = requirement_choice.written(self.folder, self.names, self.project)
+        wanted = requirement_choice.written(self.folder, self.names, self.project, command.path if command else "")
         survey = Survey(self.folder, self.names, self.sources, closure, wanted)
         reasons: dict[str, str] = {}
         notes: list[str] = []
@@ -191,7 +198,9 @@ class Repository:
             notes.append(f"{other[1]}, and {target} does not contain {other[0]}")
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
-        requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
+        pyproject = self.folder / "pyproject.toml"
+        groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
+        requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups)
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold

@@ -198,6 +198,7 @@ class Found:
     Attributes:
         options: resolver settings, by their names in uv's ``[tool.uv]``.
         addresses: kind and address of indexes that a requirements file names.
+        requires_python: versions of Python that a script or a lock is for.
         require_hashes: place of the option ``--require-hashes``; empty without it.
         index_of: canonical name -> name of the index that ``[tool.uv.sources]`` takes it from.
     """
@@ -210,6 +211,7 @@ class Found:
     options: dict[str, Any] = field(default_factory=dict)
     addresses: list[tuple[Kind, Line]] = field(default_factory=list)
     index_of: dict[str, str] = field(default_factory=dict)
+    requires_python: list[Line] = field(default_factory=list)
     require_hashes: str = ""
 
 

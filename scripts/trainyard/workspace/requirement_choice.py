@@ -15,20 +15,24 @@ from packaging.utils import canonicalize_name
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
-from trainyard.workspace import dependency_tables, import_names, python_projects, requirements_txt
+from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
 from trainyard.workspace.lines import Found, where
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
 #: Requirements files, the preferred first.
 _FILES = ("requirements.txt", "requirements/train.txt", "requirements/base.txt", "requirements/main.txt",
-          "requirements/requirements.txt", "requirements-train.txt", "requirements_train.txt")  # fmt: skip
+          "requirements/requirements.txt", "requirements-train.txt", "requirements_train.txt", "requirements.in",
+          "requirements/train.in", "requirements/base.in")  # fmt: skip
 
 #: Conda's name of a package -> that of the package index.
 _CONDA_NAMES = {"opencv": "opencv-python-headless", "py-opencv": "opencv-python-headless", "pytorch": "torch"}
 
 #: Modules that the standard library or every image has.
 _BUILT_IN = frozenset(sys.stdlib_module_names) | {"pkg_resources", "setuptools", "__main__"}
+
+#: A Python that markers of a lock are evaluated for while no base is chosen.
+_ANY_PYTHON = "3.11"
 
 #: Frameworks of targets are not added to other targets, which would hold both of them: ``init`` names another target.
 _OTHER_FRAMEWORKS = frozenset({"jax", "torch", "torchvision", "torchaudio", "torch-xla", "torch-tpu", "tensorflow"})
@@ -44,7 +48,7 @@ class Choice:
         why: where they come from.
         lines: what is written down, as PEP 508 has it, and the place of each.
         names: canonical name -> place, of all that are known.
-        extras: of the file's project.
+        extras, groups: of the file's project.
         unknown: modules that no known distribution provides -> where they are imported.
         notes: what the user has to know.
         conda: canonical name -> requirement and place of conda's packages, which are taken if the code imports them.
@@ -58,6 +62,7 @@ class Choice:
     lines: list[tuple[str, str]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     extras: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     conda: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -77,9 +82,11 @@ def _is_requirement(text: str) -> bool:
     return True
 
 
-def written(root: Path, names: Sequence[str], project: Project | None) -> Choice:
+def written(root: Path, names: Sequence[str], project: Project | None, script: str = "") -> Choice:
     """Return the requirements that a repository has written down, without a look at its code.
 
+    Args:
+        script: the file that is run; empty if it is not known.
     Raises:
         UserError: a file has a mistake.
     """
@@ -90,11 +97,18 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
     if listed and table and "dependencies" not in table.get("dynamic", []):
         if "uv.lock" in names:
             return Choice("uv.lock", why="the project is locked with uv", lines=listed)
+        if "pylock.toml" in names:
+            return _of_pylock(root)
         return Choice("pyproject.toml", why="[project] lists dependencies", lines=listed)
+    found = Found()
+    if script and dependency_tables.has_header(root / script):
+        dependency_tables.read_script(root / script, found, fits=lambda _: True)
+        return _of_file(script, "its header lists requirements", found)
     if name := next((name for name in _FILES if name in names), None):
-        found = Found()
         requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
-        return Choice(name, why="it lists requirements", lines=[(line.text, line.where) for line in found.lines])
+        return _of_file(name, "it lists requirements", found)
+    if "pylock.toml" in names:
+        return _of_pylock(root)
     environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
@@ -102,7 +116,32 @@ def written(root: Path, names: Sequence[str], project: Project | None) -> Choice
         file = project.file.name if pyproject else ""
         why = f"the build backend of {project.file.name} tells them"
         return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
+    copied, lines = copied_lists.read(root, names)
+    conda_packages = list(copied_lists.of_pixi(root / "pixi.toml")) if "pixi.toml" in names else []
+    if lines or conda_packages:
+        lines = [line for line in lines if _is_requirement(line[0])]
+        choice = Choice("", [text for text, _ in lines], f"{copied} lists them" if copied else "", lines)
+        for name, versions, place in conda_packages:
+            _add_conda(choice, name, versions, place)
+        return choice
     return Choice(why="[project] lists no dependencies" if pyproject else "")
+
+
+def _of_pylock(root: Path) -> Choice:
+    found = Found()
+    dependency_tables.read_pylock(root / "pylock.toml", found, markers.environment(_ANY_PYTHON))
+    return _of_file("pylock.toml", "it locks the requirements", found)
+
+
+def _of_file(name: str, why: str, found: Found) -> Choice:
+    lines = [(line.text, line.where) for line in found.lines]
+    named = {one.name: one.line.where for one in found.sources if one.name}
+    choice = Choice(name, why=why, lines=lines)
+    choice.names |= named
+    if found.requires_python:
+        line = found.requires_python[0]
+        choice.python = line.text, f"{line.where} requires Python {line.text}"
+    return choice
 
 
 def conda(path: Path) -> Choice | None:
@@ -119,17 +158,21 @@ def conda(path: Path) -> Choice | None:
     packages = [text for text in map(str, pip) if _is_requirement(text)]  # not -r other.txt, nor -e .
     choice = Choice("", packages, f"{path.name} lists them", [(text, path.name) for text in packages])
     for position, item in enumerate(entries):
-        if not isinstance(item, str) or not (name := re.match(r"(?:\S+::)?([\w.-]+)", item)) or name[1] == "pip":
-            continue
-        place = f"{path.name}:{yaml_source.line_of(data, ('dependencies', position))}"
-        text = _of_conda(name[1].lower(), item[name.end() :])
-        if name[1] == "python":
-            versions = re.sub(r"(\d+\.\d+)(\.\d+)+", r"\1", text.removeprefix("python"))
-            choice.python = versions, f"{place} asks for {item}"
-        elif _is_requirement(text):  # not _libgcc_mutex
-            choice.conda[canonicalize_name(Requirement(text).name)] = text, place
-    choice.names |= {name: place for name, (_, place) in choice.conda.items()}
+        if isinstance(item, str) and (name := re.match(r"(?:\S+::)?([\w.-]+)", item)):
+            place = f"{path.name}:{yaml_source.line_of(data, ('dependencies', position))}"
+            _add_conda(choice, name[1], item[name.end() :], place)
     return choice if pip or choice.conda else None
+
+
+def _add_conda(choice: Choice, name: str, versions: str, place: str) -> None:
+    """Add a package of conda's, or its Python, to a choice."""
+    shown, text = f"{name}{versions}", _of_conda(name.lower(), versions)
+    if name == "python":
+        versions = re.sub(r"(\d+\.\d+)(\.\d+)+", r"\1", text.removeprefix("python"))
+        choice.python = versions, f"{place} asks for {shown}"
+    elif name != "pip" and _is_requirement(text):  # not _libgcc_mutex
+        choice.conda[canonicalize_name(Requirement(text).name)] = text, place
+        choice.names[canonicalize_name(Requirement(text).name)] = place
 
 
 def _of_conda(name: str, versions: str) -> str:
@@ -143,11 +186,18 @@ def _of_conda(name: str, versions: str) -> str:
     return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
-def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: Spec, project: Project | None) -> None:
+def complete(
+    choice: Choice,
+    closure: Iterable[Source],
+    sources: Sources,
+    spec: Spec,
+    project: Project | None,
+    groups: Mapping[str, list[str]],
+) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
-        project: of the repository; its extras are taken where they list what is missing.
+        project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
     """
     if choice.untold:
         return
@@ -158,13 +208,20 @@ def complete(choice: Choice, closure: Iterable[Source], sources: Sources, spec: 
     choice.unknown = {module: place for module, place in modules.items() if not import_names.providers(module)}
     found = {import_names.providers(module)[0]: module for module in modules if module not in choice.unknown}
     _take_from_conda(choice, found, framework, others)
-    extras = project.optional_dependencies if project and choice.file in ("pyproject.toml", "uv.lock") else {}
-    for extra, lines in extras.items():
-        names = {canonicalize_name(Requirement(line).name) for line in lines}
-        left = {name: module for name, module in found.items() if not import_names.is_provided(module, names, ())}
-        if left != found and len(lines) <= 20:
-            choice.extras.append(extra)
-            found = left
+    of_project = choice.file in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
+    extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}
+    for taken, listed in (
+        (choice.extras, extras if of_project else {}),
+        (choice.groups, groups if of_project else {}),
+    ):
+        for key, lines in listed.items():
+            names = {canonicalize_name(Requirement(line).name) for line in lines if _is_requirement(line)}
+            left = {name: module for name, module in found.items() if not import_names.is_provided(module, names, ())}
+            if left != found and len(lines) <= 20:
+                taken.append(key)
+                found = left
+    if (choice.extras or choice.groups) and not choice.file:
+        choice.file, choice.why = "pyproject.toml", "it lists what the code imports"
     for name, module in found.items():
         if choice.file:
             said = f"imports {module}, for which {choice.file} lists no package: {name} is added"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import UserError, nearest
-from trainyard.spec import yaml_source
+from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.markers import Fits, applies
 from trainyard.spec.model import RepositorySpec, each_platform
@@ -20,14 +21,22 @@ from trainyard.spec.repository_files import inside
 from trainyard.spec.workspace import Workspace
 from trainyard.spec.yaml_source import relative
 from trainyard.workspace import python_projects, requirements_txt, torch_variant
-from trainyard.workspace.dependency_tables import extra_lines, read_project, read_uv_lock, told_lines, toml
+from trainyard.workspace.dependency_tables import (
+    extra_lines,
+    read_project,
+    read_pylock,
+    read_script,
+    read_uv_lock,
+    told_lines,
+    toml,
+)
 from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
 from trainyard.workspace.project import Project
 
 Asked = TypeVar("Asked", Line, Source)
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
-_OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pylock.toml",
+_OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock",
                   "setup.py", "setup.cfg")  # fmt: skip
 
 
@@ -40,7 +49,7 @@ class Wanted:
         constraints: versions that apply if the package is needed; ``overrides``: requirements that replace all others.
         excludes: names that are left out of the resolution.
         provided: canonical names of the projects that the code itself provides.
-        requires_python: of the code's projects.
+        requires_python: of the code's projects, and of the script or lock that lists the requirements.
         options: resolver settings, by their names in uv's ``[tool.uv]``.
         addresses: kind and address of indexes that a requirements file names, ``unasked``: of those that are left
             out, as the target has what they are for.
@@ -80,7 +89,7 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
     wanted = ws.document.requirements
     file = wanted.file or ("pyproject.toml" if wanted.extras or wanted.groups else "")
     if file:
-        _read_file(ws, _path(ws, file), found, projects, fits)
+        _read_file(ws, _path(ws, file), found, projects, fits, markers.environment(python, machine))
     elif "requirements" not in ws.document.model_fields_set:
         for project in projects:
             _read_project(project, found, fits)
@@ -103,10 +112,13 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
         overrides=_without(found.overrides, provided),
         excludes=tuple(found.excludes),
         provided=provided,
-        requires_python=tuple(
-            Line(one.requires_python, one.file, line_with(one.file, "requires-python", "python_requires") or 1)
-            for one in projects
-            if one.requires_python
+        requires_python=(
+            *found.requires_python,
+            *(
+                Line(one.requires_python, one.file, line_with(one.file, "requires-python", "python_requires") or 1)
+                for one in projects
+                if one.requires_python
+            ),
         ),
         options=found.options,
         addresses=tuple(found.addresses),
@@ -169,7 +181,7 @@ def index_options(spec: RepositorySpec) -> Found:
     """
     found, ws = Found(), spec.workspace
     name = ws.document.requirements.file
-    if name and Path(name).suffix not in (".toml", ".lock"):
+    if name and Path(name).suffix not in (".toml", ".lock", ".py"):
         requirements_txt.read(_path(ws, name), found, above=(ws.file,))
     found.addresses = torch_variant.without_indexes(spec, found.addresses)
     return found
@@ -209,13 +221,22 @@ def _path(ws: Workspace, name: str) -> Path:
     raise UserError(f"{relative(ws.file)}:{line}: requirements: no file '{name}'{nearest(path.name, names)}")
 
 
-def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project], fits: Fits) -> None:
+def _read_file(
+    ws: Workspace, path: Path, found: Found, projects: list[Project], fits: Fits, environment: Mapping[str, str]
+) -> None:
     wanted = ws.document.requirements
     if path.name in _OTHER_FORMATS:
         raise UserError(
-            f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml or uv.lock; "
-            "'trainyard init' reads this file once"
+            f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml, uv.lock, pylock.toml "
+            "or script with a header; 'trainyard init' reads this file once"
         )
+    if path.suffix == ".py" or re.fullmatch(r"pylock\.(\w+\.)?toml", path.name):
+        _check_no_extras(ws)
+        if path.suffix == ".py":
+            read_script(path, found, fits=fits)
+        else:
+            read_pylock(path, found, environment)
+        return
     if path.name == "uv.lock" or path.suffix == ".toml":
         file = path.with_name("pyproject.toml") if path.name == "uv.lock" else path
         if not file.is_file():
@@ -229,14 +250,18 @@ def _read_file(ws: Workspace, path: Path, found: Found, projects: list[Project],
         if path.name == "uv.lock":
             read_uv_lock(path, found, fits=fits)
         return
-    if wanted.extras or wanted.groups:
-        raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
+    _check_no_extras(ws)
     requirements_txt.read(path, found, above=(ws.file,))
     hashed = {one.name for one in (*found.lines, *found.constraints) if one.hashes}
     unhashed = [(one, one.requirement.marker) for one in found.lines if one.name not in hashed]
     for line, marker in (*unhashed, *((one.line, one.marker) for one in found.sources if not one.hashes)):
         if found.require_hashes and fits(marker):
             raise UserError(f"{line.where}: {line.shown!r} has no --hash, and {found.require_hashes} requires hashes")
+
+
+def _check_no_extras(ws: Workspace) -> None:
+    if ws.document.requirements.extras or ws.document.requirements.groups:
+        raise UserError(f"{relative(ws.file)}: requirements: extras and groups are those of a pyproject.toml")
 
 
 def _read_project(project: Project, found: Found, fits: Fits) -> None:
