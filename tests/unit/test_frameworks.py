@@ -266,7 +266,7 @@ def test_what_sets_kerass_backend_outside_of_the_code_is_set_in_the_image(
     found = proposed(target)
     assert (found.target, found.environment) == ("cpu", {"KERAS_BACKEND": "torch"})
     assert why(found) == found.reasons["environment: KERAS_BACKEND=torch"] == f"{place} sets Keras's backend torch"
-    init.write(target, found)
+    init.write(target, init.text(found))
     document = yaml.safe_load((target / "trainyard.yaml").read_text(encoding="utf-8"))
     assert document["environment"] == {"KERAS_BACKEND": "torch"}
 

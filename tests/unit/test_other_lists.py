@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.workspaces import repository
+
 from trainyard.spec import yaml_source
 from trainyard.workspace import requirements
 
@@ -61,7 +61,10 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
             "train.py: its header is not read: 'requirements: train.py' of trainyard.yaml takes it instead",
         ),
         (
-            {"requirements.txt": "", "Dockerfile": "RUN pip install -r a.txt \\\n    'einops==0.8.1' tensorflow && uv pip install tqdm\n"},
+            {
+                "requirements.txt": "",
+                "Dockerfile": "RUN pip install -r a.txt \\\n    'einops==0.8.1' tensorflow && uv pip install tqdm\n",
+            },
             "Dockerfile: lists einops==0.8.1, tqdm, which no list that is read has",
         ),
         ({"apt.txt": "libgl1\n"}, "apt.txt: is not read: name its packages under 'system'"),
@@ -126,9 +129,16 @@ HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "e
             {"requirements": "pylock.toml"},
             ["einops==0.8.1 pylock.toml:5", "netlib@git+https://git.test/netlib@c0ffee pylock.toml:14"],
         ),
-        ({"requirements.in": "einops==0.8.1\n"}, {"requirements": "requirements.in"}, ["einops==0.8.1 requirements.in:1"]),
         (
-            {"pyproject.toml": '[dependency-groups]\ntrain = ["einops==0.8.1"]\n', "train.py": f"import einops\n{TRAIN}"},
+            {"requirements.in": "einops==0.8.1\n"},
+            {"requirements": "requirements.in"},
+            ["einops==0.8.1 requirements.in:1"],
+        ),
+        (
+            {
+                "pyproject.toml": '[dependency-groups]\ntrain = ["einops==0.8.1"]\n',
+                "train.py": f"import einops\n{TRAIN}",
+            },
             {"requirements": {"file": "pyproject.toml", "groups": ["train"]}},
             ["einops==0.8.1 pyproject.toml:2"],
         ),
@@ -149,7 +159,7 @@ HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "e
         ),
         (
             {
-                "pixi.toml": '[dependencies]\npython = "3.11.*"\nnumpy = ">=2"\n[pypi-dependencies]\neinops = "==0.8.1"\n',
+                "pixi.toml": '[dependencies]\npython = "3.11.*"\n[pypi-dependencies]\neinops = "==0.8.1"\n',
                 "train.py": f"import numpy\n{TRAIN}",
             },
             {"requirements": ["einops==0.8.1"], "base": "debian-12"},

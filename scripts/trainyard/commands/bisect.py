@@ -75,7 +75,7 @@ def command(
     """
     from trainyard.common import console, errors
     from trainyard.release import bisect
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     if not good:
         raise errors.UserError(

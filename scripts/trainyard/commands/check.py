@@ -28,9 +28,9 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     The exit status is 1 if something is refused.
     """
     from trainyard.common import console, errors
-    from trainyard.spec.model import load
     from trainyard.spec.units import in_units
     from trainyard.workspace import check
+    from trainyard.workspace.loading import load
 
     loaded = load(target, context=context)
     spec = loaded.repository(f"{loaded.target} is a target of the catalogue: 'trainyard dev check' checks those")

@@ -81,7 +81,7 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
     from trainyard.image import build, fallback, planning, smoke_test, workspace_files
     from trainyard.release import candidate
     from trainyard.release import events as progress
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     emit = progress.ignore if events is None else progress.writer(events)
     try:
@@ -109,7 +109,7 @@ def _from(context: Context, target: str | None, reference: str) -> dict[str, Any
     from trainyard.release import candidate
     from trainyard.release.candidate import Repository
     from trainyard.spec import workspace
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     repository = None
     if target or workspace.find():

@@ -18,13 +18,14 @@ GROUP = "workspace"
     "trainyard init --yes",
     'trainyard init --target xla --run "python -m mymodel.train" --yes',
     "trainyard init services/text",
+    "trainyard init train.py",
     "trainyard init --devcontainer",
 )
 @click.argument(
     "folder",
     required=False,
     envvar=f"{settings.PREFIX}FOLDER",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, exists=True),
 )
 @options.option(
     "--target",
@@ -55,42 +56,23 @@ def command(
     stdout.
     """
     import os
-    import sys
 
     from trainyard.common import console, errors
     from trainyard.spec import workspace
-    from trainyard.spec.model import load, relative, targets
-    from trainyard.workspace import init
+    from trainyard.spec.model import load, relative
+    from trainyard.workspace import init, one_file
 
-    folder = Path(os.path.abspath(folder or ""))
+    given = Path(os.path.abspath(folder or ""))
+    file = given if given.is_file() else None
+    if file and (target or name or run or file.suffix not in workspace.ONE_FILE):
+        raise errors.UserError(f"{relative(file)}: give a folder, or a .py file without --target, --name and --run")
+    folder = file.parent if file else given
     path = folder / workspace.FILE
     written = []
     if not (path.exists() and devcontainer):
         if path.exists():
             raise errors.UserError(f"{relative(path)} exists already: edit it, or remove it first")
-        repository = init.Repository(folder)
-        ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
-        if not ask and not yes:
-            console.say("no terminal: takes what was found, as --yes does")
-        proposal = repository.propose(target, name=name, run=run)
-        if ask:
-            if target is None:
-                choices = click.Choice(targets())
-                target = click.prompt("target", default=proposal.target, type=choices, err=True)
-            if run is None:
-                for number, one in enumerate(proposal.commands[1:4], start=2):
-                    console.say(f"  command {number}: {one}")
-                run = click.prompt("command", default=proposal.run or "none", err=True)
-                run = None if run == "none" else run
-            name = click.prompt("name of the image", default=name or proposal.name, err=True)
-            proposal = repository.propose(target, name=name, run=run)
-        elif proposal.question:
-            raise errors.UserError(proposal.question)
-        for value, why in proposal.reasons.items():
-            console.say(f"{value} ({why})")
-        for note in proposal.notes:
-            console.warn(note)
-        written += init.write(folder, proposal)
+        written += one_file.keep(file) if file else _found(folder, target, name, run, yes)
     spec = load(str(folder), context=context)
     if devcontainer:
         written.append(init.write_devcontainer(spec))
@@ -103,3 +85,36 @@ def command(
         )
     else:
         click.echo("\n".join(map(str, written)))
+
+
+def _found(folder: Path, target: str | None, name: str | None, run: str | None, yes: bool) -> list[Path]:
+    """Write what is found in a repository, and what the user changes of it on a terminal; return the files."""
+    import sys
+
+    from trainyard.common import console, errors
+    from trainyard.spec.model import targets
+    from trainyard.workspace import init
+
+    repository = init.Repository(folder)
+    ask = not yes and sys.stdin.isatty() and sys.stderr.isatty()
+    if not ask and not yes:
+        console.say("no terminal: takes what was found, as --yes does")
+    proposal = repository.propose(target, name=name, run=run)
+    if ask:
+        if target is None:
+            choices = click.Choice(targets())
+            target = click.prompt("target", default=proposal.target, type=choices, err=True)
+        if run is None:
+            for number, one in enumerate(proposal.commands[1:4], start=2):
+                console.say(f"  command {number}: {one}")
+            run = click.prompt("command", default=proposal.run or "none", err=True)
+            run = None if run == "none" else run
+        name = click.prompt("name of the image", default=name or proposal.name, err=True)
+        proposal = repository.propose(target, name=name, run=run)
+    elif proposal.question:
+        raise errors.UserError(proposal.question)
+    for value, why in proposal.reasons.items():
+        console.say(f"{value} ({why})")
+    for note in proposal.notes:
+        console.warn(note)
+    return init.write(folder, init.text(proposal))

@@ -55,9 +55,10 @@ def command(
     from trainyard.spec import architectures, model, pylock
     from trainyard.spec.model import relative
     from trainyard.workspace import check as workspace_check
+    from trainyard.workspace import loading
 
     architectures.use_all()
-    spec = None if target in ("scripts", *tool_locks.TOOLS) else model.load(target, context=context)
+    spec = None if target in ("scripts", *tool_locks.TOOLS) else loading.load(target, context=context)
     written: list[Path] = []
     if export:
         if spec is None:

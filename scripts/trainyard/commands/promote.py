@@ -105,8 +105,8 @@ def _image(
     from trainyard.image import recipes
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import platform_index, promotion
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     spec = load(target, context=context)
     named, repository = recipes.named(spec), Repository(f"{check_address(registry)}/{NAME}", context.state)

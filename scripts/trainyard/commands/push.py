@@ -66,7 +66,7 @@ def command(
     """
     from trainyard.common import console, errors
     from trainyard.oci.registry import check_address
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     if image and not code_only:
         raise errors.UserError("--image requires --code-only: what is pushed otherwise is the local image")

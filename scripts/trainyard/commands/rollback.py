@@ -27,8 +27,8 @@ def command(context: Context, target: str | None, registry: str | None, as_json:
     from trainyard.common import console
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import promotion
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     name = load(target, context=context).target
     made = promotion.rollback(name, Repository(f"{check_address(registry)}/{NAME}", context.state))

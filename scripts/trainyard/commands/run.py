@@ -76,8 +76,8 @@ def command(
 
     from trainyard.common import console, errors, settings
     from trainyard.image import local_run
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     chosen = [name for name, given in (("--command", program), ("--shell", shell), ("--jupyter", jupyter)) if given]
     if len(chosen) > 1:

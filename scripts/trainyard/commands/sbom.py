@@ -37,8 +37,8 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     from trainyard.oci import inventory
     from trainyard.release import sbom
     from trainyard.spec import state
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     spec = None if image else load(target, context=context)
     if spec is None and not output and not as_json:

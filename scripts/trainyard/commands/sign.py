@@ -95,8 +95,8 @@ def _subject(
     from trainyard.oci import inventory
     from trainyard.oci.registry import Repository, check_address
     from trainyard.release import platform_index
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     if image:
         repository, version = inventory.at_registry(image)

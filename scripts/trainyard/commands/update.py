@@ -94,8 +94,8 @@ def command(
     from trainyard.release import bisect, update, update_report
     from trainyard.release.trials import Bounds, Trials
     from trainyard.spec import architectures
-    from trainyard.spec.model import load
     from trainyard.spec.state import file_lock
+    from trainyard.workspace.loading import load
 
     if proof and (only or branch or commit or context.as_of):
         raise errors.UserError("'--proof' writes nothing: it takes no '--as-of', '--only', '--branch' or '--commit'")

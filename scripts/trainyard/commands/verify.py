@@ -65,8 +65,9 @@ def _wanted(context: Context, target: str | None, image: str | None) -> tuple[Re
         UserError: neither a target nor an image is given, or there is no such target or image.
     """
     from trainyard.image import recipes
-    from trainyard.spec.model import load, targets
+    from trainyard.spec.model import targets
     from trainyard.spec.naming import LABELS, default_reference
+    from trainyard.workspace.loading import load
 
     if not image:
         spec = load(target, context=context)

@@ -18,7 +18,7 @@ from trainyard.common.installation import check_writable
 from trainyard.common.settings import ROOT
 from trainyard.image import facts
 from trainyard.image.wheel_layers import WheelLayer, group
-from trainyard.spec import naming
+from trainyard.spec import naming, workspace
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.framework import UNLOCKED
@@ -135,6 +135,16 @@ def from_root(path: Path, root: Path = ROOT) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
+def source_of(spec: Spec) -> str:
+    """Return the path of the spec's file in its repository; its name if it is in none.
+
+    One file makes the same image as the trainyard.yaml that ``init`` makes of it.
+    """
+    if spec.workspace.one_file:
+        return workspace.FILE
+    return from_root(spec.file, spec.root) if spec.file.is_relative_to(spec.root) else spec.file.name
+
+
 @dataclass(frozen=True)
 class OtherPython:
     """A Debian base that an image is not made from, whose Python compiles byte code for what all images share."""
@@ -188,7 +198,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     pythons = [OtherPython(name) for name in facts.other_pythons(spec)]
     shared = "tools" if spec.base in debian_bases() else pythons[0].stage
     return {
-        "spec_file": one_line(from_root(spec.file, spec.root)),
+        "spec_file": one_line(source_of(spec)),
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
         "platform_option": "" if spec.arch == AMD64.name else f"--platform {spec.platform} ",
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in named.items()),

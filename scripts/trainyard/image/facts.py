@@ -107,7 +107,8 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
     if spec.has_code:
         paths.append(spec.build_folder / "code.tar")
     known = Lock(spec.python_version, {index: {spec.arch: spec.locked(index)}})
-    locked = {spec.lock_file.name: pylock.text(known, index).encode()}
+    name = pylock.REPOSITORY_FILE if spec.workspace.one_file else spec.lock_file.name
+    locked = {name: pylock.text(known, index).encode()}
     files = {_input_name(spec, path): path.read_bytes() for path in paths}
     return {name: hashlib.sha256(content).hexdigest() for name, content in (files | locked).items()}
 

@@ -110,7 +110,8 @@ def code_mounts(ws: Workspace) -> dict[Path, str]:
         UserError: one does not exist, or is outside of the git repository.
     """
     places = {path: code_files.destination(ws, path) for path in code_files.folders(ws)}
-    return {path: f"{FOLDER}/{place}".removesuffix("/.") for path, place in places.items()}
+    made = {ws.converted: f"{FOLDER}/{ws.converted.name}"} if ws.converted else {}
+    return made | {path: f"{FOLDER}/{place}".removesuffix("/.") for path, place in places.items()}
 
 
 def bind(source: Path, target: str, *, read_only: bool = False) -> str:

@@ -78,11 +78,6 @@ def command_test(spec: Spec) -> recipe.Command:
     )
 
 
-def _source(spec: Spec) -> str:
-    """Return the path of the spec's file in its repository; its name if it is in none."""
-    return dockerfile.from_root(spec.file, spec.root) if spec.file.is_relative_to(spec.root) else spec.file.name
-
-
 def _check_pins(spec: Spec, index: str) -> None:
     """Raise a :class:`UserError` if the lock lacks what the spec pins: the image is built from the lock."""
     versions = spec.locked(index).versions
@@ -104,7 +99,7 @@ def named(spec: Spec) -> recipe.Named:
         extends=spec.own_labels.get(f"{LABELS}.extends", ""),
         fallback_for=spec.fallback_for or "",
         platforms=tuple(spec.platforms),
-        source=_source(spec),
+        source=dockerfile.source_of(spec),
     )
 
 

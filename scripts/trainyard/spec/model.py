@@ -471,7 +471,7 @@ class RepositorySpec(Spec):
     @property
     def lock_file(self) -> Path:
         """Return the path of its lock for the default index, which may not exist."""
-        return self.folder / pylock.REPOSITORY_FILE
+        return _lock_file(self.workspace)
 
     @property
     def build_folder(self) -> Path:
@@ -479,7 +479,7 @@ class RepositorySpec(Spec):
 
     @property
     def _argument(self) -> list[str]:
-        return []
+        return [relative(self.root / self.workspace.one_file)] if self.workspace.one_file else []
 
     @property
     def tag_day(self) -> str:
@@ -599,6 +599,9 @@ def load(target: str | None, arch: str | None = None, context: Context | None = 
     Raises:
         UserError: the name or the file has a mistake, and the message says where; or ``TRAINYARD_ARCH`` has one.
     """
+    if target and Path(target).suffix in workspace.ONE_FILE:
+        one = _load_repository(workspace.description(Path(target).absolute()), context)
+        return one.on(arch or architectures.choose(one.platforms).name)
     file = workspace.find() if not target else None
     folder = file.parent if file else folder_of(target)
     is_image = file is None and any((folder / name).is_file() for name in ("image.yaml", VERSION))
@@ -624,9 +627,10 @@ def each_platform(spec: S) -> list[S]:
 
 def _load_repository(path: Path, context: Context | None = None) -> RepositorySpec:
     """Return the spec of a user's repository: its parent's, with what trainyard.yaml adds."""
-    check_links(path.parent)
     data = yaml_source.read(path)
     document = validated(path, WorkspaceDocument, data, yaml_source.plain(data))
+    root = Workspace(path, document).root
+    check_links(root)
 
     def refuse(location: tuple[str, ...], message: str) -> NoReturn:
         line = yaml_source.line_of(data, location)
@@ -642,7 +646,7 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
     base = document.base or parent.base
     if base != parent.base:
         _check_base(parent, base, refuse)
-    name = document.name or workspace.default_name(path.parent)
+    name = document.name or workspace.default_name(root)
     if name in targets():
         refuse(("name",), f"'{name}' is a target of the catalogue: give the image another one, as in 'name: my-{name}'")
     if document.framework:
@@ -661,19 +665,20 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         document = document.model_copy(update={"code": []})
     trainers = parent.trainers.model_copy(update={"default": workspace.COMMAND}) if document.run else parent.trainers
     inherited = {name: getattr(parent, name) for name in _Document.model_fields}
-    content = pylock.read(path.with_name(pylock.REPOSITORY_FILE), "trainyard lock")
+    described = Workspace(path, document, parent.context.data)
+    command = " ".join(["trainyard lock", *([described.one_file] if described.one_file else [])])
+    content = pylock.read(_lock_file(described), command)
     if parent.context.data and not Path(parent.context.data).is_dir():
         raise UserError(f"--data: no folder '{parent.context.data}'")
-    described = Workspace(path, document, parent.context.data)
     own = replace(described, given_data="").data
-    out = own and leads_out(own, git_root(path.parent))
+    out = own and leads_out(own, git_root(root))
     if document.smoke and own and (out or not own.is_dir()):
         more = (
             ": remove it, and give one from outside of the repository with 'trainyard image --data <folder>'"
             if out
             else ""
         )
-        refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(path.parent)}{more}")
+        refuse(("smoke", "data"), f"no folder '{document.smoke.data}' in {relative(root)}{more}")
     return RepositorySpec.model_construct(
         **inherited
         | {
@@ -687,10 +692,10 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         }
         | _chosen(parent, document, content),
         target=name,
-        folder=path.parent,
+        folder=root,
         lock=content,
         workspace=described,
-        root=path.parent,
+        root=root,
         own_labels={
             f"{LABELS}.extends": parent.target,
             f"{LABELS}.config": described.config_hash,
@@ -699,6 +704,11 @@ def _load_repository(path: Path, context: Context | None = None) -> RepositorySp
         extends=parent,
         context=parent.context,
     )
+
+
+def _lock_file(repository: Workspace) -> Path:
+    one = repository.one_file
+    return workspace.lock_of(repository.root / one) if one else repository.root / pylock.REPOSITORY_FILE
 
 
 def _chosen(parent: Spec, document: WorkspaceDocument, content: Lock | Unreadable) -> dict[str, Any]:

@@ -31,6 +31,10 @@ from trainyard.spec.yaml_source import Strict
 #: Name of the file that describes a user's image.
 FILE = SETTINGS
 
+#: Endings of the files that are a project alone, and the folder beside them of what Trainyard makes of them.
+ONE_FILE = (".py", ".ipynb")
+GENERATED = ".trainyard"
+
 #: How far an image was tested, the least first: a trainer of the catalogue trained in its ``environment``, which has no
 #: command of its own; its command ``started``, ``ran`` to its end, or ``trained``.
 Level = Literal["environment", "started", "ran", "trained"]
@@ -240,9 +244,20 @@ class Workspace:
     told: Mapping[Path, Told] = field(default_factory=dict, hash=False)
 
     @property
+    def one_file(self) -> str:
+        """Return the name of the file that is the project alone; empty for a repository."""
+        return self.file.stem if self.file.parent.name == GENERATED else ""
+
+    @property
     def root(self) -> Path:
-        """The folder of trainyard.yaml, which becomes /workspace."""
-        return self.file.parent
+        """The folder of trainyard.yaml, or of the one file, which becomes /workspace."""
+        return self.file.parent.parent if self.one_file else self.file.parent
+
+    @property
+    def converted(self) -> Path | None:
+        """Return the program that a notebook was converted to, which is at the top of /workspace; None of others."""
+        path = self.file.with_name(f"{Path(self.one_file).stem}.py")
+        return path if self.one_file.endswith(".ipynb") else None
 
     @property
     def data(self) -> Path | None:
@@ -296,6 +311,16 @@ def find(start: Path | None = None) -> Path | None:
     return None
 
 
+def description(path: Path) -> Path:
+    """Return the file that takes the place of a trainyard.yaml for one Python file or notebook."""
+    return path.parent / GENERATED / f"{path.name}.yaml"
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock of one file, which is beside it; between the dots of its name there is no other (PEP 751)."""
+    return path.with_name(f"pylock.{re.sub(r'[^A-Za-z0-9_-]', '-', path.stem)}.toml")
+
+
 def default_name(folder: Path) -> str:
     """The name of the image of a repository in ``folder`` unless trainyard.yaml gives one."""
     return re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "image"
@@ -309,7 +334,7 @@ def schema() -> dict[str, Any]:
         "anyOf": [
             {
                 "type": "string",
-                "description": "requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a script with a PEP 723 header",
+                "description": "requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a script with a header",
             },
             {"type": "array", "items": {"type": "string"}},
             {key: value for key, value in requirements.items() if key == "$ref"},

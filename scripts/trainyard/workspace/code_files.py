@@ -132,6 +132,8 @@ def listing(workspace: Workspace) -> dict[str, Listed]:
                 f"or leave one out in {dockerignore.FILE}"
             )
         found[path] = one
+    if workspace.converted:
+        found[workspace.converted.name] = Listed(str(workspace.converted), str(top))
     if not found:
         raise UserError(
             f"{_where(workspace)}: code: no files: there are none, or .gitignore and {dockerignore.FILE} leave out all"

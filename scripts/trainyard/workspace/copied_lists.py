@@ -1,4 +1,4 @@
-"""Read the lists of requirements that ``init`` copies into trainyard.yaml, since no installer of an image reads them."""
+"""Read the lists of requirements that ``init`` copies into trainyard.yaml, as no image is installed from them."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _cog(path: Path) -> Iterator[Placed]:
         yield str(text), f"{path.name}:{line}"
 
 
-def _dockerfile(path: Path) -> list[Placed]:
-    """Return the packages that a Dockerfile installs with pip or uv by their names."""
+def installed(path: Path) -> list[Placed]:
+    """Return the packages that a Dockerfile or converted notebook installs with pip or uv by their names."""
     found: dict[str, str] = {}
     number = 1
     for command in re.split(r"(?<!\\)\n", text_of(path)):
@@ -92,7 +92,7 @@ _READERS: dict[str, Callable[[Path], Iterable[Placed]]] = {
     "Pipfile": _pipfile,
     r"pixi\.toml": _pixi,
     r"cog\.yaml": _cog,
-    r"Dockerfile.*|.+\.dockerfile": _dockerfile,
+    r"Dockerfile.*|.+\.dockerfile": installed,
 }
 
 

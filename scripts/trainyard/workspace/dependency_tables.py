@@ -54,13 +54,15 @@ _TYPES: tuple[tuple[str, tuple[type, ...], str], ...] = (
     """),
     ("a table or a list", (dict, list), "tool.uv.sources.*"),
     ("a list", (list,), """
-    dependency-groups.* project.dynamic script.dependencies tool.uv.constraint-dependencies tool.uv.exclude-dependencies tool.uv.index
+    dependency-groups.* project.dynamic script.dependencies tool.uv.constraint-dependencies
+    tool.uv.exclude-dependencies tool.uv.index
     tool.uv.override-dependencies tool.uv.workspace.exclude tool.uv.workspace.members index package
     package.[].resolution-markers package.[].wheels
     """),
     ("a list or text", (list, str), "tool.uv.find-links find-links"),
     ("text", (str,), """
-    script.dependencies.[] script.requires-python tool.uv.sources.*.marker tool.uv.sources.*.[].marker tool.uv.workspace.exclude.[] tool.uv.workspace.members.[]
+    script.dependencies.[] script.requires-python
+    tool.uv.sources.*.marker tool.uv.sources.*.[].marker tool.uv.workspace.exclude.[] tool.uv.workspace.members.[]
     package.[].name package.[].version package.[].resolution-markers.[]
     """),
 )  # fmt: skip
@@ -411,7 +413,7 @@ def read_uv_lock(path: Path, found: Found, *, fits: Fits) -> None:
 
 
 def read_pylock(path: Path, found: Found, environment: Mapping[str, str]) -> None:
-    """Add every package that a pylock.toml pins for an image, without those of extras and of groups that are no default.
+    """Add every package that a pylock.toml pins for an image, without those of extras and of further groups.
 
     Args:
         environment: the variables of markers in the image.
@@ -435,8 +437,8 @@ def read_pylock(path: Path, found: Found, environment: Mapping[str, str]) -> Non
         number = lines[position] + 1 if position < len(lines) else 1
         place = package.vcs or package.directory or package.archive
         if not place:
-            files = [*(package.wheels or ()), *([package.sdist] if package.sdist else [])]
-            hashes = frozenset(file.hashes["sha256"] for file in files if "sha256" in file.hashes)
+            files = [*(file.hashes for file in package.wheels or ()), package.sdist.hashes if package.sdist else {}]
+            hashes = frozenset(file["sha256"] for file in files if "sha256" in file)
             text = f"{package.name}=={package.version}" if package.version else package.name
             found.lines.append(Line(text, path, number, hashes))
             continue

@@ -147,20 +147,24 @@ class Repository:
 
     Args:
         folder: where trainyard.yaml is to be.
+        program: the command, if one file is the project; ``needed``: the files that it needs.
     Raises:
         UserError: its files of requirements have a mistake, or the folder is that of a whole system or user.
     """
 
-    def __init__(self, folder: Path) -> None:
-        if folder == Path(folder.anchor) or (_is_home(folder) and not (folder / ".git").exists()):
+    def __init__(self, folder: Path, program: Candidate | None = None, needed: Sequence[str] = ()) -> None:
+        home = _is_home(folder) and not (folder / ".git").exists()
+        if program is None and (folder == Path(folder.anchor) or home):
             raise UserError(f"{folder} is not the folder of a repository: change to the one that has your code")
         repository_files.check_links(folder)
         self.folder = folder
-        self.names = files(folder)
+        self.names = needed or files(folder)
         self.sources = Sources({name: folder / name for name in self.names})
-        self.project = python_projects.read(folder)
+        self.project = None if program else python_projects.read(folder)
+        self.one_file = program is not None
+        self._shown = program.path if program else relative(folder)
         scripts = self.project.scripts if self.project and self.project.installed else {}
-        self.commands = candidates(folder, self.names, self.sources, scripts)
+        self.commands = [program] if program else candidates(folder, self.names, self.sources, scripts)
 
     def propose(self, target: str | None = None, *, name: str | None = None, run: str | None = None) -> Proposal:
         """Return what trainyard.yaml is to hold.
@@ -184,11 +188,14 @@ class Repository:
                 found = (
                     f"{undecided}, which goes with several frameworks"
                     if undecided
-                    else f"{relative(self.folder)}: neither requirements nor code that imports a framework was found"
+                    else f"{self._shown}: neither requirements nor code that imports a framework was found"
                 )
-                raise UserError(
-                    f"{found}: choose a target, as in 'trainyard init --target cpu'; targets: {', '.join(known)}"
+                how = (
+                    "with 'extends = \"cpu\"' in '# [tool.trainyard]' of its header"
+                    if self.one_file
+                    else ("as in 'trainyard init --target cpu'")
                 )
+                raise UserError(f"{found}: choose a target, {how}; targets: {', '.join(known)}")
             reasons[f"extends: {target}"] = why
         elif target not in known:
             raise UserError(f"unknown target '{target}'{nearest(target, known)}; valid targets: {', '.join(known)}")
@@ -284,7 +291,7 @@ class Repository:
             reasons: of the proposal; those of the folders are added.
         """
         top = repository_files.git_root(self.folder)
-        names = files(top) if wanted.unknown and top != self.folder else []
+        names = files(top) if wanted.unknown and top != self.folder and not self.one_file else []
         found: list[str] = []
         for module, place in list(wanted.unknown.items()):
             ends = [f"/{module}{end}" for end in _MODULE]
@@ -304,6 +311,8 @@ class Repository:
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
         """Return all of a small repository; of a larger one, what holds code and no data."""
+        if self.one_file:
+            return [source.path for source in closure]
         needed = {source.path.partition("/")[0] for source in closure}
         sizes: dict[str, int] = {}
         code: set[str] = set(needed)
@@ -518,15 +527,15 @@ def text(proposal: Proposal) -> str:
     return template.render(vars(proposal), schema=SCHEMA, repository=NAME)
 
 
-def write(folder: Path, proposal: Proposal) -> list[Path]:
+def write(folder: Path, content: str) -> list[Path]:
     """Write trainyard.yaml and its schema into a folder, and return their paths.
 
     Raises:
-        UserError: there is one already, or the proposal is not valid; nothing is left then.
+        UserError: there is one already, or the content is not valid; nothing is left then.
     """
     if os.path.lexists(folder / workspace.FILE):
         raise UserError(f"{relative(folder / workspace.FILE)} exists already: edit it, or remove it first")
-    path = repository_files.write(folder, workspace.FILE, text(proposal))
+    path = repository_files.write(folder, workspace.FILE, content)
     try:
         model.load(str(folder.resolve()))
         return [path, repository_files.write(folder, SCHEMA, schema_text())]

@@ -167,8 +167,9 @@ def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Itera
 
 
 def folders_of(workspace: Workspace) -> list[Path]:
-    """Return trainyard.yaml's folder and those of ``code``."""
-    folders = [workspace.root, *((workspace.root / path).resolve() for path in workspace.document.code)]
+    """Return trainyard.yaml's folder, unless one file is the project, and those of ``code``."""
+    top = [] if workspace.one_file else [workspace.root]
+    folders = [*top, *((workspace.root / path).resolve() for path in workspace.document.code)]
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from trainyard.spec import markers, yaml_source
+from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
 from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
@@ -104,6 +104,8 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     if script and dependency_tables.has_header(root / script):
         dependency_tables.read_script(root / script, found, fits=lambda _: True)
         return _of_file(script, "its header lists requirements", found)
+    if script.startswith(f"{workspace.GENERATED}/") and (cells := copied_lists.installed(root / script)):
+        return Choice("", [text for text, _ in cells], "its cells install them", cells)
     if name := next((name for name in _FILES if name in names), None):
         requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
         return _of_file(name, "it lists requirements", found)

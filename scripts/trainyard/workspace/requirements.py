@@ -227,8 +227,8 @@ def _read_file(
     wanted = ws.document.requirements
     if path.name in _OTHER_FORMATS:
         raise UserError(
-            f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml, uv.lock, pylock.toml "
-            "or script with a header; 'trainyard init' reads this file once"
+            f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml, uv.lock, "
+            "pylock.toml or script with a header; 'trainyard init' reads this file once"
         )
     if path.suffix == ".py" or re.fullmatch(r"pylock\.(\w+\.)?toml", path.name):
         _check_no_extras(ws)

@@ -33,7 +33,7 @@ def command(context: Context, target: str | None, compression: str, no_cache: bo
     """
     from trainyard.common import console
     from trainyard.image import build, planning
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     with planning.planned(load(target, context=context)) as plan:
         facts = build.build(plan, compression=compression, no_cache=no_cache)

@@ -27,7 +27,7 @@ def command(context: Context, target: str | None, as_json: bool) -> None:
     """
     from trainyard.common import console
     from trainyard.image import recipes
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     made = recipes.every(load(target, context=context))
     for recipe in made:

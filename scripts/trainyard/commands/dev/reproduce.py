@@ -24,7 +24,7 @@ def command(context: Context, target: str | None, compression: str, as_json: boo
     from trainyard.common import console, errors
     from trainyard.image import planning
     from trainyard.release import reproduce
-    from trainyard.spec.model import load
+    from trainyard.workspace.loading import load
 
     with planning.planned(load(target, context=context)) as plan:
         builds, found = reproduce.reproduce(plan, compression=compression)

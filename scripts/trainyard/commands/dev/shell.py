@@ -19,8 +19,8 @@ def command(context: Context, target: str | None) -> None:
     import sys
 
     from trainyard.common import errors
-    from trainyard.spec.model import load
     from trainyard.spec.naming import NAME
+    from trainyard.workspace.loading import load
 
     spec = load(target, context=context)
     reference = f"{NAME}:{spec.local_name}"

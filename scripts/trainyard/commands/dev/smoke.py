@@ -60,8 +60,8 @@ def command(context: Context, target: str | None, recipe: Path | None, as_json: 
 def _of_target(context: Context, target: str | None) -> tuple[Recipe, str, HostFiles | None]:
     """Return the recipe and the reference of a target's image, and where its repository is on this host."""
     from trainyard.image import recipes, smoke_test, workspace_files
-    from trainyard.spec.model import load
     from trainyard.spec.naming import default_reference
+    from trainyard.workspace.loading import load
 
     spec = load(target, context=context)
     files = workspace_files.on_host(spec)

@@ -115,6 +115,7 @@ def command(
     from trainyard.image.recipes import outlines
     from trainyard.release import pushes
     from trainyard.spec import model
+    from trainyard.workspace import loading
     from trainyard_jobs import platforms
     from trainyard_jobs.model import request
     from trainyard_jobs.platforms import submission, writing
@@ -138,7 +139,7 @@ def command(
         if recipe:
             known, given["image"] = [recipes.read(recipe)], given["image"] or given["target"]
         elif given["target"] or not given["image"]:
-            spec = model.load(given["target"], context=context)
+            spec = loading.load(given["target"], context=context)
             known, folder = outlines(spec), spec.folder
         parsed = request.parse_request(
             given,
