@@ -117,7 +117,8 @@ def check(spec: RepositorySpec) -> Checked:
                 where = f"{relative(spec.workspace.file)}:{line}: run"
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
             untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
-            if provided[0] and "" not in named and not untold:  # else nothing is locked, or a name is not known
+            whole = requirement_choice.is_complete(spec.workspace.document.requirements.file)
+            if provided[0] and "" not in named and not untold and not whole:  # else nothing is locked, or known
                 _check_imports(found, spec, program, module, listed, named, named.union(*provided))
         with found.refusing():
             installed = named | ({""} if wanted.compiled else set())

@@ -188,6 +188,11 @@ def _of_conda(name: str, versions: str) -> str:
     return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
+def is_complete(file: str | None) -> bool:
+    """Return whether a file lists everything: uv and pip install nothing else for a script or a pylock.toml."""
+    return (file or "").endswith((".py", "pylock.toml"))
+
+
 def complete(
     choice: Choice,
     closure: Iterable[Source],
@@ -201,7 +206,7 @@ def complete(
     Args:
         project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
     """
-    if choice.untold:
+    if choice.untold or is_complete(choice.file):
         return
     own = {canonicalize_name(project.name)} if project else set()
     framework, others = spec.provided
