@@ -10,7 +10,7 @@ import datetime
 import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,7 +19,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import PREFIX
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, PLATFORMS, Architecture
-from trainyard.spec.naming import LABELS, NAME, TAG, candidate_tag
+from trainyard.spec.naming import GENERATED, LABELS, NAME, TAG, candidate_tag
 
 #: Name of the file, and where it stands in the image.
 FILE = "recipe.json"
@@ -231,7 +231,9 @@ class Named(_Part):
     def command(self, name: str, architecture: Architecture | None = None) -> str:
         """Return a command for an image, for messages: ``trainyard lock cpu``; ``trainyard lock`` in a repository."""
         other = [f"{PREFIX}ARCH={architecture.name}"] if architecture and architecture != self.usual else []
-        return " ".join([*other, "trainyard", name, *([] if self.is_repository else [self.name])])
+        source = PurePath(self.source)
+        argument = source.stem if source.parent.name == GENERATED else "" if self.is_repository else self.name
+        return " ".join(filter(None, [*other, "trainyard", name, argument]))
 
 
 class Recipe(Named):

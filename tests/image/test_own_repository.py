@@ -149,6 +149,36 @@ def test_notebooks_get_an_environment_which_says_that_nothing_of_them_ran(user: 
     assert done.returncode == 0 and "tested: environment" in done.stderr.splitlines(), done.stderr
 
 
+def test_one_file_becomes_an_image_a_job_and_a_repository_with_the_same_image(
+    user: Callable[[Repository], User],
+) -> None:
+    header = '# /// script\n# dependencies = {}\n# [tool.trainyard]\n# extends = "mini"\n# smoke = {{}}\n# ///\n'
+    program = "import einops, torch\nprint('trained with einops', einops.__version__)\n"
+    sources = [header.format("[]"), "%pip install einops==0.8.1\n!echo a shell", program]
+    cells = [
+        {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None, "source": one} for one in sources
+    ]
+    notebook = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4})
+    files = {"digits.py": header.format('["einops==0.8.1"]') + program, "digits.ipynb": notebook}
+    mine = user(dataclasses.replace(own_repositories.SMALL, name="digits", files=files))
+
+    made = json.loads(mine.run("image", "digits.py", "--json"))
+    assert "trained with einops 0.8.1" in mine.run("run", "digits.py")
+    pushed = json.loads(mine.run("push", "digits.py", f"--registry={mine.registry}", "--json"))
+    assert pushed["digest"] == made["digest"]
+    job = mine.run("job", "digits.py", "--platform=gke", "--machine=n1-standard-8")
+    (mine.home / "job.yaml").write_text(job, encoding="utf-8")
+    assert pushed["digest"] in job and mine.call("job", "check", str(mine.home / "job.yaml")).returncode == 0
+
+    mine.run("init", "digits.py")
+    assert json.loads(mine.run("image", "--json"))["digest"] == made["digest"]
+
+    shown = mine.run("image", "digits.ipynb", "--json")
+    assert json.loads(shown)["smoke"]["level"] == "ran"
+    lines = mine.run("run", "digits.ipynb").splitlines()
+    assert [line for line in lines if "shell" in line or "trained" in line] == ["a shell", "trained with einops 0.8.1"]
+
+
 def test_a_repository_that_cannot_start_is_refused_with_the_line_of_its_own_file(
     user: Callable[[Repository], User],
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_notebook_is_converted_and_its_cells_install_nothing(folder: Path, tra
     assert status == 0, err
     found = described(folder, "digits.ipynb")
     assert found["requirements"] == ["einops==0.8.1", "ipython"]
-    assert (found["run"], found["code"]) == ("ipython -- digits.py", ["digits.ipynb"])
+    assert (found["run"], found["code"]) == ("ipython --colors=nocolor -- digits.py", ["digits.ipynb"])
     text = (folder / ".trainyard" / "digits.py").read_text(encoding="utf-8")
     assert (
         "pass  # pip install -q einops==0.8.1" in text and "pass  # get_ipython().run_line_magic('matplotlib'" in text

@@ -99,7 +99,7 @@ def named(spec: Spec) -> recipe.Named:
         extends=spec.own_labels.get(f"{LABELS}.extends", ""),
         fallback_for=spec.fallback_for or "",
         platforms=tuple(spec.platforms),
-        source=dockerfile.source_of(spec),
+        source=dockerfile.from_root(spec.file, spec.root) if spec.workspace.one_file else dockerfile.source_of(spec),
     )
 
 
@@ -117,6 +117,7 @@ def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
     labels = known.labels | {label: pylock.digest(spec.lock_file) for label in spec.lock_labels}
     labels |= {f"{LABELS}.code": code_layer} if code_layer else {}
     locked = {"layers": _layers(spec, index), "labels": labels, "inputs": facts.inputs(spec, index)}
+    locked["source"] = dockerfile.source_of(spec)
     return known.model_copy(update=locked)
 
 

@@ -13,6 +13,9 @@ NAME = settings.variable("IMAGE_NAME") or "trainyard"
 #: Name of the file that describes a user's image.
 SETTINGS = "trainyard.yaml"
 
+#: Folder beside one Python file or notebook of what Trainyard makes of it: NAME.yaml takes the place of trainyard.yaml.
+GENERATED = ".trainyard"
+
 #: Name of the user's command among the commands of a recipe.
 COMMAND = "run"
 

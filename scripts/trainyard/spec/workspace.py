@@ -24,6 +24,7 @@ from trainyard.spec import markers, yaml_source
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.catalog import DebianPackage, Line, Platforms
 from trainyard.spec.naming import COMMAND as COMMAND
+from trainyard.spec.naming import GENERATED as GENERATED
 from trainyard.spec.naming import SETTINGS
 from trainyard.spec.units import in_bytes
 from trainyard.spec.yaml_source import Strict
@@ -31,9 +32,8 @@ from trainyard.spec.yaml_source import Strict
 #: Name of the file that describes a user's image.
 FILE = SETTINGS
 
-#: Endings of the files that are a project alone, and the folder beside them of what Trainyard makes of them.
+#: Endings of the files that are a project alone.
 ONE_FILE = (".py", ".ipynb")
-GENERATED = ".trainyard"
 
 #: How far an image was tested, the least first: a trainer of the catalogue trained in its ``environment``, which has no
 #: command of its own; its command ``started``, ``ran`` to its end, or ``trained``.

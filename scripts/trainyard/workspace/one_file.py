@@ -61,7 +61,7 @@ def describe(path: Path) -> dict[str, Any]:
     program = path.name if path.suffix == ".py" else _convert(folder, path.name)
     given = dependency_tables.table(dependency_tables.toml(folder / program).data, "tool", "trainyard")
     ipython = _IPYTHON.search(yaml_source.text(folder / program)) if path.suffix != ".py" else None
-    command = f"{'ipython --' if ipython else 'python'} {program.rpartition('/')[2]}"
+    command = f"{'ipython --colors=nocolor --' if ipython else 'python'} {program.rpartition('/')[2]}"
     repository = init.Repository(folder, init.Candidate(tuple(command.split()), program), _needed(folder, program))
     proposal = repository.propose(given.get("extends"), name=given.get("name") or default_name(path))
     wanted, smoke = proposal.requirements, proposal.smoke

@@ -101,10 +101,13 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
             return _of_pylock(root)
         return Choice("pyproject.toml", why="[project] lists dependencies", lines=listed)
     found = Found()
+    cells = copied_lists.installed(root / script) if script.startswith(f"{workspace.GENERATED}/") else []
     if script and dependency_tables.has_header(root / script):
         dependency_tables.read_script(root / script, found, fits=lambda _: True)
-        return _of_file(script, "its header lists requirements", found)
-    if script.startswith(f"{workspace.GENERATED}/") and (cells := copied_lists.installed(root / script)):
+        choice = _of_file(script, "its header lists requirements", found)
+        choice.packages = [text for text, _ in cells]
+        return choice
+    if cells:
         return Choice("", [text for text, _ in cells], "its cells install them", cells)
     if name := next((name for name in _FILES if name in names), None):
         requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
