@@ -191,6 +191,38 @@ def test_a_form_of_requirements_is_read(
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "tensorflow\r\neinops==0.8.1\r\n".encode("utf-16"),  # of PowerShell
+        b"tensorflow\neinops==0.8.1 --index-url https://mirror.test/whl/cu118\n",
+        b"tensorflow\neinops==0.8.1  -i https://mirror.test/simple --trusted-host mirror.test\n",
+    ],
+)
+def test_a_list_that_pip_takes_is_taken(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "requirements.txt").write_bytes(content)
+    assert trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")[0] == 0
+    wanted = requirements.of_image(repository())
+    assert [f"{line.text} {line.where}" for line in wanted.lines] == [
+        "tensorflow requirements.txt:1", "einops==0.8.1 requirements.txt:2",
+    ]  # fmt: skip
+    assert not wanted.addresses
+
+
+def test_condas_explicit_list_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "environment.yml").write_text("# conda list\n@EXPLICIT\nhttps://conda.test/x.conda\n", encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")
+    assert status == 0 and "environment.yml: lists requirements and is not read: list what it has" in err, err
+
+
+@pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"train.py": "# /// script\n# dependencies = [\n# ///\n"}, "train.py: its '# /// script' header is not valid"),

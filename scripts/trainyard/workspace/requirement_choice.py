@@ -16,7 +16,7 @@ from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
 from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
-from trainyard.workspace.lines import Found, where
+from trainyard.workspace.lines import Found, text_of, where
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
@@ -154,6 +154,8 @@ def conda(path: Path) -> Choice | None:
 
     https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually
     """
+    if "@EXPLICIT" in text_of(path).splitlines():  # no YAML: https://docs.conda.io/projects/conda/en/latest/user-guide/
+        return None  # tasks/manage-environments.html#identical-conda-envs
     data = yaml_source.read(path)
     entries = yaml_source.plain(data).get("dependencies")
     entries = entries if isinstance(entries, list) else []
