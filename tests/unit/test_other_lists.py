@@ -15,6 +15,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 TRAIN = "import tensorflow as tf\nfor step in range(2):\n    print(tf.reduce_sum(tf.ones(2)))\n"
 PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"]\n'
+POETRY = '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npython = "^3.10"\neinops = "~0.8.1"\n'
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,10 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
             {"requirements.txt": "", "pyproject.toml": "[dependency-groups]\nfit = []\n"},
             "groups: [fit]}' takes it instead",
         ),
-        ({"pyproject.toml": '[tool.poetry]\npackage-mode = false\n'}, "what Poetry requires is not read without"),
+        (
+            {"pyproject.toml": POETRY + '[tool.poetry.group.more.dependencies]\nmako = "1.2.4"\n'},
+            "of [dependency-groups], more is not read: 'requirements: {file: pyproject.toml, groups: [more]}' takes it",
+        ),
         ({"setup.cfg": "[options]\ninstall_requires = einops\n"}, "setup.cfg: is not read without a setup.py"),
         (
             {"pyproject.toml": PROJECT, "train.py": '# /// script\n# dependencies = ["tqdm"]\n# ///\n' + TRAIN},
@@ -150,6 +154,11 @@ HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "e
             },
             {"requirements": {"file": "pyproject.toml", "extras": ["train"]}},
             ["einops==0.8.1 pyproject.toml:5"],
+        ),
+        (
+            {"pyproject.toml": POETRY},
+            {"requirements": "pyproject.toml"},
+            ["einops (>=0.8.1,<0.9.0) pyproject.toml:5"],
         ),
         ({"Pipfile": '[packages]\neinops = "==0.8.1"\nbig = {git = "x"}\n'}, {"requirements": ["einops==0.8.1"]}, []),
         (

@@ -28,7 +28,7 @@ from trainyard.image import (
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.explanation import NoSolution, explained
 from trainyard.image.resolution import Request, Resolution, Resolved, versions_of
-from trainyard.image.resolver import check_conflicts, default_index, pins
+from trainyard.image.resolver import Failed, check_conflicts, default_index, pins
 from trainyard.spec import framework, markers, matrix, model, pylock, state
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Unreadable, ordered, versions
@@ -479,11 +479,11 @@ def _asked_frameworks(
         everything = replace(
             request, index=package_index.extra(spec.parent, index), kept=previous.kept(of_targets, old)
         )
+        asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
         try:
             with explained(request, [*reasons, *request.wanted.lines]):
-                found[index] = framework_choice.resolve_framework(everything, lines)
+                found[index] = _free_if_needed(everything, lines, free=not asked_for and not agreed)
         except (UserError, StepFailed) as error:
-            asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
             if index != DEFAULT:
                 logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
             elif isinstance(error, StepFailed) or asked_for or reasons[0].text == framework_choice.MOVED:
@@ -500,6 +500,20 @@ def _asked_frameworks(
     )
     logger.info(f"{spec.target}: {shown}: {reasons[0].where} asks for {reasons[0].shown}")
     return found
+
+
+def _free_if_needed(request: Request, lines: Sequence[Line], *, free: bool) -> Resolved:
+    """Return the framework in the versions of ``lines``; ``free``: or else in any that suits everything."""
+    try:
+        return framework_choice.resolve_framework(request, lines)
+    except Failed as refused:
+        if not (free and refused.unsatisfiable):
+            raise
+        try:
+            anything = [replace(line, text=framework.without_version(line.text)) for line in lines]
+            return framework_choice.resolve_framework(request, anything)
+        except Failed:
+            raise refused from None
 
 
 def _indexes(spec: RepositorySpec) -> list[str]:

@@ -268,7 +268,8 @@ class Repository:
         places = f"{', '.join(paths[: min(len(paths) - 1, 3)])} and {last}"
         folder = paths[0].rpartition("/")[0]
         apart = f", or one folder for each image, as in 'trainyard init {folder}'" if folder else ""
-        return f"{places} are equally likely: choose the one that trains, as in 'trainyard init --run \"{first[0].command}\"'{apart}"
+        chosen = f"choose the one that trains, as in 'trainyard init --run \"{first[0].command}\"'"
+        return f"{places} are equally likely: {chosen}{apart}"
 
     def _others(self, command: Candidate | None) -> list[str]:
         """Return the line about programs that train in other folders than the command's; none without them."""

@@ -39,9 +39,7 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
     """
     from pip_requirements_parser import RequirementsFile
 
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", suffix=".txt"
-    ) as copy:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as copy:
         copy.write(_INDEX_OF_LINE.sub(r"\1", yaml_source.text(path)))
         copy.flush()
         parsed = RequirementsFile.from_file(copy.name, include_nested=False)
