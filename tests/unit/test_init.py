@@ -907,3 +907,23 @@ def test_trainers_that_train_alike_may_have_a_folder_each(monorepo: Callable[...
     assert err.endswith("\"', or one folder for each image, as in 'trainyard init text'\n")
     _, _, err = trainyard("init", "--run", "python text/train.py")
     assert "also found: vision/train.py; for an image of it: 'trainyard init vision'\n" in err
+
+
+def test_what_no_image_may_have_is_left_out_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "train.py": "import torch\nloss.backward()\n",
+        ".env": "KEY=1\n",
+        "old.git/config": "[core]\n",
+        "a/b.txt": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "old.git" / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 0 and ".env: an environment file, which everybody who can pull" in err, err
+    assert "code: [a, train.py]" in (tmp_path / "trainyard.yaml").read_text(encoding="utf-8")
+    assert trainyard("check")[0] == 0

@@ -5,6 +5,7 @@ It is for people alone: nothing is decided by what uv writes.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,11 @@ from trainyard.image import framework_choice
 from trainyard.image.resolution import Request, Unfit
 from trainyard.image.resolver import NAME, Failed
 from trainyard.workspace.lines import Line
+
+logger = logging.getLogger(__name__)
+
+#: Letters of a reason up to which all its steps are shown.
+_LONG = 700
 
 
 class NoSolution(UserError):
@@ -56,7 +62,10 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
         subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
-        reason = _other_base(request, reason) or reason
+        logger.debug(reason)
+        first, *steps = reason.split(" And because ")
+        shortened = [first, "...", steps[-1]] if len(reason) > _LONG and len(steps) > 1 else [first, *steps]
+        reason = _other_base(request, reason) or " And because ".join(shortened).replace("And because ... ", "... ")
         raise NoSolution(f"{subject} cannot be installed: {reason}") from None
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import (
+    code_files,
     dependency_tables,
     import_names,
     other_lists,
@@ -214,6 +215,9 @@ class Repository:
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = _base(spec, wanted, reasons)
         libraries = self._libraries(wanted, reasons)
+        code = self._code(self.sources.closure(command.path) if command else [])
+        if command:
+            code = self._without_refused(code, target, {source.path for source in closure}, notes)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
@@ -237,7 +241,7 @@ class Repository:
             base,
             wanted,
             environment,
-            [*self._code(self.sources.closure(command.path) if command else []), *libraries],
+            [*code, *libraries],
             words,
             smoke,
             {value: why for value, why in reasons.items() if why},
@@ -325,6 +329,24 @@ class Repository:
         if sum(sizes.values()) <= _SMALL:
             return ["."]
         return sorted(top for top in code if top in needed or sizes[top] <= _SMALL) or ["."]
+
+    def _without_refused(self, code: list[str], target: str, needed: Collection[str], notes: list[str]) -> list[str]:
+        """Return ``code`` without what no image may have, such as .env, unless the command needs it.
+
+        Args:
+            needed: the files of the command, ``notes``: what is left out is added to them.
+        """
+        document = workspace.WorkspaceDocument(extends=target, code=code)
+        try:
+            refused = code_files.refused(workspace.Workspace(self.folder / workspace.FILE, document))
+        except UserError:
+            return code
+        out = {path.partition("/")[0] for path in refused if path not in needed}
+        tops = {name.partition("/")[0] for name in self.names if code == ["."] or name.partition("/")[0] in code}
+        if not out or any(path.partition("/")[0] in out for path in needed):
+            return code
+        notes += [f"{line.partition(': remove it')[0]}: left out of 'code'" for line in refused.values()]
+        return sorted(tops - out)
 
 
 def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
