@@ -80,7 +80,9 @@ def _other_base(request: Request, reason: str) -> str:
     other = framework_choice.other_base(request) if match else None
     if match is None or other is None:
         return ""
+    has = framework_choice.pythons_with(other, Line(match[1], spec.file, 1)) if "==" in match[1] else []
+    known = f", but for {framework_choice.listed(has)}" if len(has) > 1 else ""
     return (
-        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
+        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}{known}: give another base, as in "
         f"'base: {other.base}' (Python {other.python_version})"
     )
