@@ -19,7 +19,14 @@ from trainyard.spec import model, repository_files, workspace, yaml_source
 from trainyard.spec.catalog import debian_bases
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
-from trainyard.workspace import import_names, other_lists, python_projects, requirement_choice, torch_variant
+from trainyard.workspace import (
+    differing_lists,
+    import_names,
+    other_lists,
+    python_projects,
+    requirement_choice,
+    torch_variant,
+)
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
 from trainyard.workspace.python_survey import Source, Sources, files
@@ -193,6 +200,7 @@ class Repository:
         needing = closure or ([] if wanted.why else self.sources.run)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project)
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
+        notes += differing_lists.notes(self.folder, self.names, wanted, self.project)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
@@ -334,6 +342,9 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     if "tpu" in marks and "tpu" in targets:
         return targets["tpu"], f"{why}, and {marks['tpu']} TPUs"
     asked, note = _variant(survey, first)
+    program = survey.closure[0] if survey.closure else None
+    if program and "demands" in program.marks and not asked:
+        return gpu, f"{why}, and {program.where('demands')} needs a GPU ({program.marks['demands'][1]})"
     if asked:
         notes += [note] if note else []
         return asked[0], f"{why}, and {asked[1]}"
