@@ -44,7 +44,9 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a Python that no base has": (
         {"pyproject.toml": f'{PROJECT}requires-python = ">=3.99"\n'},
-        "pyproject.toml:4: requires-python '>=3.99' excludes Python 3.13 of cpu: relax it, or extend another target",
+        "pyproject.toml:4: requires-python '>=3.99' excludes Python 3.13 of cpu: relax it, or allow the Python of a "
+        "base: debian-12 (Python 3.11), debian-13 (Python 3.13), python-3.12 (Python 3.12), python-3.10 (Python 3.10), "
+        "python-3.14 (Python 3.14), debian-14 (Python 3.14)",
     ),
     "a Python that the base does not have": (
         {"trainyard.yaml": yaml("base: debian-12\n"), "pyproject.toml": f'{PROJECT}requires-python = ">=3.13"\n'},

@@ -64,7 +64,7 @@ def test_a_script_is_described_by_what_it_says(
 ) -> None:
     write(folder, files)
     status, _, err = trainyard("check", "train.py")
-    assert status == 0 and "nothing prevents an image" in err, err
+    assert status == 0 and "no mistake in code, command and requirements" in err, err
     found = described(folder)
     found["code"] = [found["code"][0], *sorted(found["code"][1:])]
     assert {key: found.get(key) for key in keys} == keys
