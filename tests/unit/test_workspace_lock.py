@@ -314,8 +314,8 @@ def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) 
         ),
         (
             "tensorflow==2.20.*",
-            "requirements.txt:2: tensorflow-cpu==2.20.* has no wheel for linux/amd64 and Python 3.13 of debian-13 or "
-            "3.11 of debian-12: the nearest that has one is 2.21.0 (Python 3.13)",
+            "requirements.txt:2: tensorflow-cpu==2.20.* has no wheel for linux/amd64 and Python 3.10, 3.11, 3.12, 3.13 "
+            "or 3.14: the nearest that has one is 2.21.0 (Python 3.13)",
         ),
     ],
 )
@@ -353,10 +353,14 @@ def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> Non
 @pytest.mark.parametrize(
     ("allowed", "base", "remedy"),
     [
-        (">=3.14", "", "relax it, or extend another target"),
+        (
+            ">=3.15", "",
+            "relax it, or allow the Python of a base: debian-12 (Python 3.11), debian-13 (Python 3.13), python-3.12 "
+            "(Python 3.12), python-3.10 (Python 3.10), python-3.14 (Python 3.14), debian-14 (Python 3.14)",
+        ),
         ("<3.13", "base: debian-13\n", "relax it, or give another base, as in 'base: debian-12'"),
     ],
-)
+)  # fmt: skip
 def test_a_project_for_another_python_is_refused(write: Write, allowed: str, base: str, remedy: str) -> None:
     spec = write(more=base)
     Path("pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{allowed}"\n')
