@@ -111,6 +111,27 @@ def test_a_base_that_is_set_by_digest_has_that_digest(engine: FakeEngine, monkey
     assert base_image.resolve(Context(), "debian-12").digest == "sha256:1"
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("python-3.14", ", or give 'base:' one of Debian's archive: debian-14 (Python 3.14)"),
+        ("python-3.12", ", or, if another Python will do, give 'base:' one of Debian's archive: debian-12 (Python "
+         "3.11), debian-13 (Python 3.13), debian-14 (Python 3.14)"),
+        ("xla-nightly", ""),
+    ],
+)  # fmt: skip
+def test_a_base_that_no_archive_has_is_one_line_with_what_can_be_had_in_its_place(
+    engine: FakeEngine, network: Callable[..., None], name: str, instead: str
+) -> None:
+    network()
+    with pytest.raises(UserError) as error:
+        base_image.resolve(Context(), name)
+    assert str(error.value) == (
+        f"base {model.bases()[name].image} is unreachable (no such host) and cannot be bootstrapped: set "
+        f"'TRAINYARD_BASE=<reference>' to an image with the same contents{instead}"
+    )
+
+
 def test_other_bases_have_the_image_of_their_wheels_whatever_base_was_set(
     engine: FakeEngine, network: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

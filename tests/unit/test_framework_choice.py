@@ -14,7 +14,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository, versions
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, package_index
+from trainyard.image import dockerfile, lock_origin, package_index
 from trainyard.spec import gpus, model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
@@ -183,6 +183,13 @@ def test_each_python_that_a_project_asks_for_has_a_base(write: Write, python: st
     assert "PYTHON=/usr/local/bin/python3" in text and "libpython3-dev" not in text, "it was compiled, with its headers"
     assert "/pythons/" not in text, "its layers are not shared"
     assert " tini ca-certificates" in text and " python3 " not in text
+
+
+def test_another_base_makes_another_image_without_an_upgrade(write: Write) -> None:
+    relock(write("einops\n", extends="cpu"))
+    spec = write("einops\n", "base: debian-12\n", extends="cpu")
+    lock_origin.check_tool(spec)
+    assert not is_current(spec) and relock(spec)
 
 
 def test_a_framework_without_a_wheel_for_the_base_that_is_given_names_the_pythons_that_have_one(

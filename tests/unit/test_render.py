@@ -215,6 +215,14 @@ def test_layers_of_all_images_have_the_byte_code_of_each_shared_base(target: str
     assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in shared]
 
 
+@pytest.mark.parametrize(
+    ("base", "libraries"), [("debian-12", ["libpython3.11"]), ("debian-13", ["libpython3.13"]), ("python-3.12", [])]
+)
+def test_the_library_of_python_is_that_of_the_base(base: str, libraries: list[str]) -> None:
+    """torch_xla links to it; a Python that was compiled brings it."""
+    assert model.load("xla").model_copy(update={"base": base}).libraries == libraries
+
+
 def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], str], spec_text: str) -> None:
     """Only the stage whose wheel may come from the other index differs, and its lock."""
     torch = spec_text.replace("name: tensorflow", "name: torch").replace("tensorflow-cpu==2.21.0", "torch==2.15.0")

@@ -196,3 +196,22 @@ def test_the_sbom_of_an_image_at_a_registry_needs_no_engine(
         status, out, err = trainyard("sbom", "--image", f"{repository.name}:a", "--json")
     assert status == 0, err
     assert [one["purl"] for one in json.loads(out)["components"]] == ["pkg:pypi/torch@2.9.1"]
+
+
+def test_a_python_that_no_debian_package_brought_is_an_application_that_scanners_know(image: Image) -> None:
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for folder, version in (("usr/local/include/python3.12", "3.12.12"), ("usr/include/python3.13", "3.13.5")):
+            text = f'#define PY_MAJOR_VERSION 3\n#define PY_VERSION      "{version}"\n'.encode()
+            member = tarfile.TarInfo(f"{folder}/patchlevel.h")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    layer.seek(0)
+    base = LayerSummary("base", "sha256:b", "sha256:e", 100, 1000)
+    contents = image.layer_contents | {"sha256:e": inventory.read_layer(io.BufferedReader(layer))}  # type: ignore[arg-type]
+    text = sbom.bill(replace(image, layers=(base, *image.layers), layer_contents=contents), {})
+    assert sbom.violation(text) is None
+    (python,) = (one for one in json.loads(text)["components"] if one["name"] == "python")
+    assert (python["type"], python["purl"]) == ("application", "pkg:generic/python@3.12.12")
+    assert python["cpe"] == "cpe:2.3:a:python:python:3.12.12:*:*:*:*:*:*:*"
+    assert python["properties"] == [{"name": "io.trainyard.layer", "value": "sha256:e"}]

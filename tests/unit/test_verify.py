@@ -31,7 +31,7 @@ from trainyard.oci import layers, probe, secret_scan
 from trainyard.oci.probe_runner import Distribution, Library, ProbeResult
 from trainyard.recipe import DIGEST, Built, Recipe
 from trainyard.recipe import digest as digest_of
-from trainyard.spec.model import catalogue, each_platform, load
+from trainyard.spec.model import bases, catalogue, each_platform, load
 from trainyard.spec.units import in_units
 
 Change = Callable[[Evidence], Evidence]
@@ -973,6 +973,29 @@ def test_certificates_of_a_locked_wheel_are_allowed_unless_changed() -> None:
     for content, expected in ((certificate(9), 0), (certificate(9) + certificate(8), 1)):
         image = with_layer({f"{site}/certifi/cacert.pem": content})(good())
         assert len(rules.check(image)["no_foreign_certificates"]) == expected
+
+
+@pytest.mark.parametrize(("removed", "expected"), [("lib/pip", 0), ("lib/pi", 1)])
+def test_certificates_of_the_base_that_the_image_removes_are_read_by_nothing(removed: str, expected: int) -> None:
+    """As those of pip, which a compiled Python has."""
+    image = good()
+    folder, _, name = removed.rpartition("/")
+    pip = layer("base", "base", {"lib/pip/cacert.pem": certificate(7)})
+    system = layer("system", "below", {f"{folder}/.wh.{name}": b""})
+    more = [pip, system, *image.stored.layers]
+    image = changed(image, stored=dataclasses.replace(image.stored, layers=more))
+    assert len(rules.check(image)["no_foreign_certificates"]) == expected
+
+
+@pytest.mark.parametrize("base", ["python-3.12", "debian-12"])
+def test_variables_of_the_official_images_of_python_are_known_where_they_are_the_base(base: str) -> None:
+    image = with_setting(Env=["LANG=C.UTF-8", "GPG_KEY=7169605F", "PYTHON_VERSION=3.12.12", "PYTHON_SHA256=fb85"])(
+        good()
+    )
+    recipe = image.required_recipe
+    of_base = recipe.base.model_copy(update={"name": base, "reference": bases()[base].image})
+    found = rules.check(changed(image, recipe=recipe.model_copy(update={"base": of_base})))
+    assert len(found["nothing_else_is_configured"]) == (0 if base == "python-3.12" else 4)
 
 
 @pytest.mark.parametrize(

@@ -359,7 +359,7 @@ def test_a_package_that_no_index_has_is_named_with_its_line(write: Write) -> Non
         ),
         ("<3.13", "base: debian-13\n", "relax it, or give another base, as in 'base: debian-12'"),
     ],
-)
+)  # fmt: skip
 def test_a_project_for_another_python_is_refused(write: Write, allowed: str, base: str, remedy: str) -> None:
     spec = write(more=base)
     Path("pyproject.toml").write_text(f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{allowed}"\n')

@@ -159,7 +159,8 @@ def _instead(base: Base) -> str:
     same = [name for name, python in others.items() if python == base.python]
     if base.framework:
         return remedy
-    return f"{remedy}, or give a base from Debian's archive, as in 'base:' with {pythons_of(same or others)}"
+    other = "" if same else ", if another Python will do,"
+    return f"{remedy}, or{other} give 'base:' one of Debian's archive: {pythons_of(same or others)}"
 
 
 def lockable_reference(name: str, context: Context) -> str:

@@ -65,8 +65,9 @@ def check_tool(spec: RepositorySpec) -> None:
     Raises:
         UserError: there is no readable lock, or another Trainyard wrote it, whose images differ.
     """
-    origin, here = _required(spec).origin, contents(spec)
-    if origin and origin.contents != here and origin.target == spec.extends.target:
+    lock, here = _required(spec), contents(spec)
+    origin = lock.origin
+    if origin and origin.contents != here and is_of(lock, spec):
         other = f", or install Trainyard {origin.version}" if origin.version != trainyard.__version__ else ""
         raise UserError(
             f"{relative(spec.lock_file)}: written by Trainyard {origin.version} ({origin.contents}), this is "
