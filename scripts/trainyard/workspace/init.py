@@ -21,11 +21,12 @@ from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import (
     dependency_tables,
-    import_names,
     other_lists,
     python_projects,
     requirement_choice,
+    system_libraries,
     torch_variant,
+    wheel_contents,
 )
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
@@ -109,6 +110,7 @@ class Proposal:
 
     Attributes:
         base: that with the Python that is asked for; empty if the target's has it.
+        system: the Debian packages that wheels need.
         run: the command; empty if none was found.
         reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
@@ -120,6 +122,7 @@ class Proposal:
     target: str
     base: str
     requirements: requirement_choice.Choice
+    system: list[str]
     environment: dict[str, str]
     code: list[str]
     run: str
@@ -213,6 +216,8 @@ class Repository:
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = _base(spec, wanted, reasons)
+        system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)
+        reasons[f"system: {', '.join(system)}"] = ", and ".join(needs)
         libraries = self._libraries(wanted, reasons)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
@@ -236,6 +241,7 @@ class Repository:
             target,
             base,
             wanted,
+            system,
             environment,
             [*self._code(self.sources.closure(command.path) if command else []), *libraries],
             words,
@@ -305,8 +311,13 @@ class Repository:
                 reasons[f"code: {folder}"] = f"{place} imports {module}"
                 found.append(folder)
                 del wanted.unknown[module]
-            elif not import_names.is_similar(module, wanted.names):
-                wanted.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+            elif any(wheel_contents.is_open(name) for name in wanted.names):  # it may be in one of these
+                del wanted.unknown[module]
+            else:
+                wanted.notes.append(
+                    f"{place} imports {module}: add the package that provides it to 'requirements', unless one of them "
+                    "needs it"
+                )
         return list(dict.fromkeys(found))
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
