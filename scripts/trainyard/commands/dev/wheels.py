@@ -13,7 +13,7 @@ GROUP = "project"
 
 
 @options.command(
-    "Read what wheels contain into the table of modules and libraries.",
+    "Read what wheels contain into a table.",
     "pip download --no-deps --only-binary=:all: --dest wheels lightgbm soundfile",
     "trainyard dev wheels wheels",
 )
