@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from trainyard.workspace import copied_lists, dependency_tables, torch_variant
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.requirement_choice import Choice
 
@@ -26,6 +27,11 @@ _FILES = {
     "requirements.in": "'requirements: requirements.in' of trainyard.yaml takes it instead",
     "requirements.txt": "'requirements: requirements.txt' of trainyard.yaml takes it instead",
 }
+
+#: Other names of such lists at the top of a repository, and what lists have in their names that training does not need.
+_LIST = re.compile(r"[\w.-]*requirements[\w.-]*\.(txt|in)|requirements/[\w.-]+\.(txt|in)")
+_ENVIRONMENT = re.compile(r"[\w.-]*env[\w.-]*\.ya?ml")
+_NOT_TRAINING = re.compile(r"(^|[^a-z])(dev|tests?|docs?|lint|ci|build|constraints?|mypy)([^a-z]|$)")
 
 #: Files of repo2docker (https://repo2docker.readthedocs.io/en/latest/configuration/) that are no lists of Python's.
 _BINDER = {"apt.txt": "name its packages under 'system'", "postBuild": "nothing of it is run"}
@@ -49,13 +55,18 @@ def unread(
     for name, remedy in _FILES.items():
         if name in names and name not in taken:
             yield f"{name}: lists requirements and is not read: {remedy}"
+    for name in (name for name in names if name not in (*_FILES, *taken) and not _NOT_TRAINING.search(name)):
+        if _LIST.fullmatch(name) and text_of(root / name).strip():
+            yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
+        elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
+            yield f"{name}: lists requirements and is not read: {_COPY}"
     for name, remedy in _BINDER.items():
         if name in names:
             yield f"{name}: is not read: {remedy}"
     if script and script not in taken and dependency_tables.has_header(root / script):
         yield f"{script}: its header is not read: 'requirements: {script}' of trainyard.yaml takes it instead"
     if not (wanted.file or wanted.untold):
-        yield from _without_backend(root, names)
+        yield from _without_backend(names)
     yield from _tables(root, names, wanted, project)
     for name in names:
         if name in taken or not (listed := copied_lists.of_file(root / name)):
@@ -66,16 +77,10 @@ def unread(
             yield f"{name}: lists {', '.join(lost)}, which no list that is read has: {_COPY}"
 
 
-def _without_backend(root: Path, names: Sequence[str]) -> Iterator[str]:
-    """Yield lines about projects that no build backend can be asked about."""
+def _without_backend(names: Sequence[str]) -> Iterator[str]:
+    """Yield a line about a project that no build backend can be asked about."""
     if "setup.cfg" in names and "setup.py" not in names and "pyproject.toml" not in names:
         yield f"setup.cfg: is not read without a setup.py or a [build-system] in pyproject.toml: {_COPY}"
-    document = dependency_tables.toml(root / "pyproject.toml").data if "pyproject.toml" in names else {}
-    if dependency_tables.table(document, "tool", "poetry") and "poetry.lock" not in names:
-        yield (
-            "pyproject.toml: what Poetry requires is not read without a package to build: 'poetry export --output "
-            "requirements.txt' makes a list of it"
-        )
 
 
 def _tables(root: Path, names: Sequence[str], wanted: Choice, project: Project | None) -> Iterator[str]:
@@ -83,7 +88,7 @@ def _tables(root: Path, names: Sequence[str], wanted: Choice, project: Project |
     if "pyproject.toml" not in names:
         return
     extras = list(project.optional_dependencies) if project else []
-    groups = list(dependency_tables.table(dependency_tables.toml(root / "pyproject.toml").data, "dependency-groups"))
+    groups = list(dependency_tables.groups(root / "pyproject.toml"))
     for what, key, listed, taken in (
         ("[project.optional-dependencies]", "extras", extras, wanted.extras),
         ("[dependency-groups]", "groups", groups, wanted.groups),

@@ -19,7 +19,7 @@ from trainyard.oci.binaries import Binaries
 from trainyard.oci.layers import needed_libraries
 from trainyard.spec import pylock
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.catalog import debian_bases, libraries
+from trainyard.spec.catalog import bases, libraries
 
 FILE = Path(__file__).with_name("wheel_contents.json")
 
@@ -125,7 +125,7 @@ def read(path: Path) -> Contents:
         raise UserError(f"{path}: cannot be read: {error}") from None
     found = set(_modules(_SITE.sub("", name) for name in names))
     modules = {module for module in found if not _JUNK.fullmatch(module)} or found
-    named = {library for base in debian_bases() for library in libraries(base)}
+    named = {library for base in bases() for library in libraries(base)}
     return Contents(str(parse_wheel_filename(path.name)[1]), tuple(sorted(modules)), tuple(sorted(lacking & named)))
 
 
