@@ -34,9 +34,10 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run) -> Cal
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    def say(statement: str, listed: str) -> str:
+    def say(statement: str, listed: str | None) -> str:
         (folder / "train.py").write_text(TRAIN.format(more=statement), encoding="utf-8")
-        (folder / "requirements.txt").write_text(listed, encoding="utf-8")
+        if listed is not None:
+            (folder / "requirements.txt").write_text(listed, encoding="utf-8")
         status, _, proposed = trainyard("init", "--yes", "--target", "cpu")
         assert status == 0, proposed
         text = (folder / "trainyard.yaml").read_text(encoding="utf-8")
@@ -90,6 +91,13 @@ def test_a_module_that_nobody_is_known_to_have_is_asked_for_only_where_the_conte
     assert "train.py:2 imports anything_at_all: add the package that provides it to 'requirements'" in words
     (tmp_path / "mine" / "trainyard.yaml").unlink()
     assert "anything_at_all" not in said("import anything_at_all", "torch\ntqdm\nour-own-tools\n")
+
+
+def test_the_package_of_conda_that_has_a_module_is_taken(said: Callable[..., str], tmp_path: Path) -> None:
+    environment = "dependencies: [pytorch, faiss-gpu=1.8, py-opencv]\n"
+    (tmp_path / "mine" / "environment.yml").write_text(environment, encoding="utf-8")
+    words = said("import faiss, cv2", None)
+    assert words.startswith("['faiss-gpu==1.8.*', 'opencv-python-headless'] ")
 
 
 def test_what_a_lock_pins_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

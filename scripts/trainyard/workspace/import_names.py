@@ -47,11 +47,12 @@ def providers(module: str) -> list[str]:
     return known.get(module) or sorted({name for names in parts for name in names})
 
 
-def proposed(module: str) -> str:
+def proposed(module: str, preferred: Container[str] = ()) -> str:
     """Return the requirement to propose for a module; empty if none is known, or which of several the user wants."""
     module, names = root(module), providers(module)
     name = canonicalize_name(module)
-    return _FIRST.get(module) or (names[0] if len(names) == 1 else name if name in names else "")
+    first = _FIRST.get(module) or (names[0] if len(names) == 1 else name if name in names else "")
+    return next((one for one in names if one in preferred), first)
 
 
 def names_backend(top: str) -> bool:

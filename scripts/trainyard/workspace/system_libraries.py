@@ -16,18 +16,19 @@ def lacking(
     Nothing if a package is asked for whose libraries are not known.
 
     Args:
-        names: canonical, of distributions, ``system``: Debian packages that the user asks for, ``of_target``: the
-            target.
+        names: canonical, of distributions.
+        system: Debian packages that the user asks for, ``of_target``: those of the target.
     """
-    of = libraries(base)
+    known = wheel_contents.known()
+    loading = sorted(name for name in names if name in known and known[name].libraries)
+    of = libraries(base) if loading else {}
     if not {*system} <= brought(of.values()):
         return [], []
     there, packages, reasons = brought([*system, *of_target]), set[str](), []
-    for name in sorted(names):
-        contents = wheel_contents.known().get(name, wheel_contents.Contents())
-        gone = [library for library in contents.libraries if library in of and of[library] not in there]
+    for name in loading:
+        gone = [library for library in known[name].libraries if library in of and of[library] not in there]
         packages |= {of[library] for library in gone}
-        reasons += [f"{name} {contents.version} loads {', '.join(gone)}"] if gone else []
+        reasons += [f"{name} {known[name].version} loads {', '.join(gone)}"] if gone else []
     # What another brings need not be asked for.
     rest = {name for name in packages if not any(name in brought([other]) for other in packages - {name})}
     return sorted(rest), reasons
