@@ -385,6 +385,32 @@ def test_code_that_asks_for_a_gpu_extends_the_image_of_this_machine(
     assert init.Repository(Path.cwd()).propose().target == "gpu"
 
 
+@pytest.mark.parametrize(
+    ("more", "target", "said"),
+    [
+        ("device = torch.device('cuda')", "gpu", "train.py:4 needs a GPU"),
+        ("torch.nn.Linear(1, 1).to('cuda:0')", "gpu", "train.py:4 needs a GPU"),
+        ("assert torch.cuda.is_available(), 'no GPU'", "gpu", "4 needs a GPU (assert torch.cuda.is_available())"),
+        (
+            "if not torch.cuda.is_available():\n    print(1)\n    raise SystemExit\n",
+            "gpu",
+            "train.py:4 needs a GPU (if not",
+        ),
+        ("def main():\n    assert torch.cuda.is_available()\n", "gpu", "train.py:5 needs a GPU (assert"),
+        ("if gpus:\n    assert torch.cuda.is_available()\n", "cpu", ""),
+        ("if not torch.cuda.is_available():\n    device = None\n", "cpu", ""),
+        ("device = 'cuda' if gpus else 'cpu'", "cpu", ""),
+        ("parser.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')", "cpu", ""),
+    ],
+)
+def test_a_program_without_a_fallback_for_its_gpu_extends_the_target_for_gpus(
+    proposed: Proposed, more: str, target: str, said: str
+) -> None:
+    document, err = proposed({"train.py": TRAIN.format(more=more)})
+    assert document["extends"] == target
+    assert said in err and ("needs a GPU" in err) == (target == "gpu")
+
+
 def test_tensorflow_with_a_tpu_strategy(proposed: Proposed) -> None:
     more = "import tensorflow as tf\nstrategy = tf.distribute.TPUStrategy()"
     assert proposed({"train.py": KERAS.format(more=more)})[0]["extends"] == "tf-tpu"

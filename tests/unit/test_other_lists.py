@@ -256,3 +256,37 @@ def test_a_mistake_in_a_header_or_lock_is_one_line(
         (tmp_path / name).write_text(text, encoding="utf-8")
     status, _, err = trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")
     assert status == 2 and f"init: {said}" in err, err
+
+
+CONDA = "dependencies:\n  - numpy=1.26\n  - pip:\n    - tqdm==4.0\n    - einops==0.7.0\n    - scipy==1.0\n    - a==2\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"requirements.txt": "numpy==2.1.0\ntqdm>=3\neinops==0.8.1\nscipy==1.0.0\n", "environment.yml": CONDA},
+            "requirements.txt is taken; environment.yml pins einops==0.7.0 (requirements.txt: einops==0.8.1), "
+            "numpy==1.26.* (requirements.txt: numpy==2.1.0)\n",
+        ),
+        (
+            {"requirements.txt": "numpy==2\ntqdm==1\neinops==1\na==1\n", "environment.yml": CONDA},
+            "numpy==1.26.* (requirements.txt: numpy==2) and 1 more\n",
+        ),
+        (
+            {"pyproject.toml": PROJECT.replace('w"]', 'w", "a==1"]'), "requirements.txt": "a==2+cpu\n"},
+            "pyproject.toml is taken; requirements.txt pins a==2 (pyproject.toml: a==1)\n",
+        ),
+        ({"requirements.txt": "numpy==1.26.4+x\nscipy\na==2.0\n", "environment.yml": CONDA}, ""),
+        ({"requirements.txt": "a==1\n", "environment.yml": "dependencies: [}\n"}, ""),
+    ],
+)  # fmt: skip
+def test_another_list_that_pins_other_versions_is_named_with_the_one_that_is_taken(
+    files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"train.py": TRAIN, **files}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 0 and said in err
+    assert (" is taken; " in err) == bool(said)

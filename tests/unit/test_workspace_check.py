@@ -146,7 +146,7 @@ def test_a_repository_without_mistakes_passes(repository: Repository, trainyard:
     repository("python train.py", {"train.py": "import torch\n"})
     status, out, err = trainyard("check", f"{tmp_path}/")
     assert (status, out) == (0, "")
-    assert err.endswith("1 files, 13 B: nothing prevents an image\n")
+    assert ": 1 files, 13 B: no mistake in code, command and requirements; " in err
     status, out, _ = trainyard("check", "--json")
     assert json.loads(out) == {"passed": True, "refused": [], "notes": [], "files": 1, "bytes": 13}
 
@@ -254,6 +254,18 @@ def test_an_extension_that_is_required_from_an_index_is_in_the_image(repository:
     files = {"train.py": "", "setup.py": "from setuptools import setup\nsetup(name='My.Ops', ext_modules=made())\n"}
     spec = repository("python train.py", files, "build: {sources: [my-ops==1.0]}\n")
     assert [note for note in check.check(spec).notes if "extensions" in note] == []
+
+
+def test_what_is_compiled_without_a_compiler_is_noted(repository: Repository) -> None:
+    for packages, noted in (
+        ("[]", True),
+        ("[ninja-build, libopenmpi-dev]", True),
+        ("[g++]", False),
+        ("[gcc-14]", False),
+    ):
+        spec = repository("python train.py", {"train.py": ""}, f"build: {{sources: [a==1], packages: {packages}}}\n")
+        note = "trainyard.yaml:3: build: 'packages' has no compiler, such as g++"
+        assert (check.check(spec).notes == [note]) == noted
 
 
 def test_packages_alone_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

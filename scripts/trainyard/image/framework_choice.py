@@ -19,8 +19,8 @@ from packaging.version import Version
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request, Resolution, Resolved, exactly, versions_of
-from trainyard.image.resolver import pins
-from trainyard.spec import yaml_source
+from trainyard.image.resolver import Failed, pins
+from trainyard.spec import matrix, yaml_source
 from trainyard.spec.catalog import plain_bases
 from trainyard.spec.framework import installs_as
 from trainyard.spec.lock import versions
@@ -97,6 +97,29 @@ def _packages(spec: RepositorySpec, lines: Iterable[Line | str], *, alone: bool 
     return own.packages(texts, alone=alone)
 
 
+def possible_bases(spec: RepositorySpec) -> list[str]:
+    """Return the names of the bases that a repository may have, the preferred first."""
+    given = spec.workspace.document.base
+    return [given] if given else list(dict.fromkeys((spec.extends.base, *plain_bases())))
+
+
+def check_trainers(spec: RepositorySpec, version: str) -> None:
+    """Raise a UserError about an image without a command that has no trainers for a version of its framework."""
+    if not spec.run and not matrix.has_trainers(spec.framework.name, version):
+        oldest = matrix.matrix().frameworks[spec.framework.name].trainers
+        raise UserError(
+            f"{spec.where}: the trainers of '{spec.extends.target}' need {spec.framework.name} {oldest} or later, not "
+            f"{version}: give the command of your own, as in 'run: python train.py', or ask for another version"
+        )
+
+
+def check_python(spec: RepositorySpec) -> None:
+    """Raise a UserError about the first base unless one has a Python that the code's projects allow."""
+    every = [spec.on_base(name) for name in possible_bases(spec)]
+    if all(contradictions.excluding_python(requirements.of_platform(one), one.python_version) for one in every):
+        contradictions.check_python(every[0], requirements.of_platform(every[0]))
+
+
 def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
     """Return the spec on the first base whose Python the packages have wheels for, and go together on.
 
@@ -105,8 +128,7 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
     Raises:
         UserError: there is none; the message says why, and which version is the nearest.
     """
-    given = spec.workspace.document.base
-    names = [given] if given else list(dict.fromkeys((spec.extends.base, *plain_bases())))
+    names = possible_bases(spec)
     why: list[str] = []
     excluded: dict[str, list[str]] = {}
     lacking: list[tuple[RepositorySpec, Line]] = []
@@ -130,8 +152,6 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
             apart.append(on_base)
     if apart:
         return apart[0]
-    if not lacking:
-        contradictions.check_python(spec.on_base(names[0]), wanted)
     also = "; ".join(f"{where} excludes Python {listed(of)}" for where, of in excluded.items())
     raise _without_wheel([other for other, _ in lacking], lacking[0][1], f" ({also})" if also else "")
 
@@ -175,7 +195,9 @@ def _resolves(spec: RepositorySpec, lines: Iterable[Line], *, alone: bool = Fals
     """Return whether uv has an answer; ``alone``: without what the packages need."""
     try:
         return bool(_packages(spec, lines, alone=alone))
-    except StepFailed:
+    except StepFailed as error:
+        if isinstance(error, Failed) and not error.unsatisfiable:
+            raise  # an index that does not answer says nothing about wheels
         return False
 
 
@@ -214,6 +236,20 @@ def resolve_framework(request: Request, lines: Sequence[Line]) -> Resolved:
     alone = Wanted(lines=tuple(lines), index_of=wanted.index_of, options=wanted.options)
     request = replace(request, wanted=alone, wheels=(), compiled={}, kept=()).constrained(exactly(together))
     return {arch: [replace(pin, role="framework") for pin in every] for arch, every in request.resolve().items()}
+
+
+def check_agreement(request: Request, lines: Sequence[Line]) -> None:
+    """Raise a :class:`Failed` if two requirements exclude each other, which uv tells without an index.
+
+    Args:
+        request: of everything that the repository requires, ``lines``: :func:`packages`.
+    """
+    wanted = replace(request.wanted, options={"no-index": True}, index_of={})
+    try:
+        _together(replace(request, wanted=wanted, indexes=()), lines)
+    except Failed as error:
+        if error.unsatisfiable and "index lookups were disabled" not in error.stderr:
+            raise
 
 
 def _together(request: Request, lines: Sequence[Line]) -> Resolved:

@@ -15,6 +15,7 @@ from trainyard.spec.catalog import plain_bases, pythons_of
 from trainyard.spec.framework import TENSORFLOW
 from trainyard.spec.markers import allows, applies
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.workspace.framework_table import table
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
 
@@ -35,6 +36,17 @@ def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
             f"{line.where}: requires-python '{line.text}' excludes Python {spec.python_version} of "
             f"{spec.extends.target}: relax it, or {_with_python(spec, line.text)}"
         )
+
+
+def check_system(spec: RepositorySpec, wanted: Wanted) -> None:
+    """Raise a UserError about the first package that is for another operating system alone."""
+    replaced = {*wanted.excludes, *(line.name for line in wanted.overrides)}
+    for line in (line for line in wanted.lines if line.name not in replaced):
+        images = ((one.python_version, one.architecture.machine) for one in model.each_platform(spec))
+        if line.name in table().macos and any(applies(line.requirement.marker, *image) for image in images):
+            raise UserError(
+                f"{line.where}: {line.shown} is for macOS alone: remove it, or add '; sys_platform == \"darwin\"'"
+            )
 
 
 def _with_python(spec: RepositorySpec, allowed: str) -> str:

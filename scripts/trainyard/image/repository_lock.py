@@ -20,6 +20,7 @@ from trainyard.image import (
     base_contents,
     base_image,
     build_backends,
+    foreseen,
     framework_choice,
     lock_origin,
     package_index,
@@ -72,24 +73,13 @@ def lock(
     elif not upgrade and isinstance(spec.lock, Unreadable) and not spec.lock.missing:
         logger.warning(f"{relative(spec.lock_file)} cannot be read, so all versions are resolved anew")
     old = None if upgrade else spec.usable_lock
-    origin = old.origin if old else None
-    same_target = origin and origin.target == spec.extends.target
-    if old and origin and same_target and not lock_origin.is_of(old, spec) and not spec.workspace.document.base:
-        raise UserError(
-            f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
-            f"base {spec.base} now: run 'trainyard lock --upgrade'"
-        )
+    if old:
+        check_base(spec, old)
     if spec.framework_in_base and (upgrade or not lock_origin.has_base(spec)):
         spec = _with_base(spec, base_contents.inspect(spec, spec.base_contents))
     spec, resolved = resolve(spec, old, frozenset(map(canonicalize_name, upgrade_packages)))
     locked = spec.with_lock(resolved)
-    if not locked.run and not locked.has_trainers:
-        oldest = matrix.matrix().frameworks[spec.framework.name].trainers
-        raise UserError(
-            f"{spec.where}: the trainers of '{spec.extends.target}' need {spec.framework.name} {oldest} or later, not "
-            f"{locked.version}: give the command of your own, as in 'run: python train.py', or ask for another version"
-        )
-    _check_gpu_wheels(locked)
+    _check_framework(locked)
     current = resolved == before
     if check and not current:
         raise StepFailed(
@@ -114,12 +104,24 @@ def trial(spec: RepositorySpec, lock: Lock, base: str) -> Lock:
     return replace(lock, origin=origin)
 
 
-def _check_gpu_wheels(spec: RepositorySpec) -> None:
-    """Check that the framework's wheels have code for GPUs on each platform of an image for NVIDIA GPUs.
+def check_base(spec: RepositorySpec, lock: Lock) -> None:
+    """Raise a UserError if a lock was not resolved on the base of its target, and ``base`` asks for no other one."""
+    origin = lock.origin
+    same_target = origin and origin.target == spec.extends.target
+    if origin and same_target and not lock_origin.is_of(lock, spec) and not spec.workspace.document.base:
+        raise UserError(
+            f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
+            f"base {spec.base} now: run 'trainyard lock --upgrade'"
+        )
+
+
+def _check_framework(spec: RepositorySpec) -> None:
+    """Check that an image without a command has trainers for the locked framework, and one for GPUs code for them.
 
     Raises:
-        UserError: they have on another platform alone, as those of torch before 2.11, which are CPU builds on arm64.
+        UserError: it has none, or on another platform alone, as torch before 2.11, which is for CPUs on arm64.
     """
+    framework_choice.check_trainers(spec, spec.version)
     platforms = model.each_platform(spec)
     lacking = [one for one in platforms if spec.accelerator == "nvidia" and not one.device_code]
     if lacking and any(spec.on(arch).device_code for arch in ARCHITECTURES):
@@ -148,14 +150,16 @@ def resolve(
         upgraded: canonical names of packages whose versions are not kept.
         constrain: is called for each platform.
     """
-    spec, reasons = _on_base(build_backends.asked(spec), old)
+    spec = build_backends.asked(spec)
+    for error in foreseen.refusals(spec):
+        raise error
+    spec, reasons = _on_base(spec, old)
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
 
     def resolved(reasons: Sequence[Line]) -> tuple[Origin | None, dict[str, dict[str, Locked]]]:
-        asked = framework_choice.text(reasons)
-        kept = old if old and lock_origin.is_of(old, spec) and old.origin and old.origin.framework == asked else None
+        kept = _kept(spec, old, reasons)
         if kept and not all(kept.of(one.arch) for one in model.each_platform(spec)):
             lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
         previous = _Previous(old or Lock(), kept is not None, upgraded)
@@ -185,25 +189,38 @@ def resolve(
     )
 
 
+def answered(spec: RepositorySpec) -> None:
+    """Resolve what neither an engine nor a build has to tell; raise what :func:`lock` does, which writes the result."""
+    old = spec.usable_lock
+    spec, reasons = _on_base(spec, old)
+    previous = _Previous(old or Lock(), _kept(spec, old, reasons) is not None, frozenset())
+    indexed = _resolved(_request(spec, previous, lambda _: (), built=False), previous, reasons)
+    origin = Origin("", "", spec.extends.target, spec.base_spec().image, "", framework_choice.text(reasons))
+    _check_framework(spec.with_lock(Lock(spec.python_version, indexed, origin=origin)))
+
+
+def _kept(spec: RepositorySpec, old: Lock | None, reasons: Sequence[Line]) -> Lock | None:
+    """Return the old lock if it has the framework and base that a repository has now."""
+    origin = old.origin if old and lock_origin.is_of(old, spec) else None
+    return old if origin and origin.framework == framework_choice.text(reasons) else None
+
+
 def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, list[Line]]:
     """Return the spec on the base that its framework has wheels for, and why that is not the target's.
 
     The base of the old lock is kept as long as the reasons are the same.
 
     Raises:
-        UserError: no base has a Python that the framework has wheels for, or the base holds another framework.
+        UserError: no base has a Python that the framework has wheels for.
     """
     if spec.base_contents:
-        held = base_contents.framework(spec.base_contents)
-        if lines := contradictions.excluding(spec, requirements.of_platform(spec), held):
-            raise contradictions.contradiction(spec, lines[0], held)
         return spec, []
     home = spec.on_base(spec.workspace.document.base or spec.extends.base)
     wanted = requirements.of_platform(home)
     reasons = framework_choice.reasons(home, wanted)
     if not reasons:
         return home, []
-    if old and old.origin and old.origin.framework == framework_choice.text(reasons) and lock_origin.is_of(old, spec):
+    if _kept(spec, old, reasons):
         return spec, reasons
     return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
 
@@ -261,10 +278,18 @@ class _Wheels:
         return made
 
 
-def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain) -> Request:
-    """Return what a repository requires, with its source distributions, and the wheels that were made of sources."""
+def _request(spec: RepositorySpec, previous: _Previous, constrain: Constrain, *, built: bool = True) -> Request:
+    """Return what a repository requires, with its source distributions, and the wheels that were made of sources.
+
+    Args:
+        built: if not, the sources from which a wheel would have to be made are left out.
+    """
     platforms = model.each_platform(spec)
     wanted = requirements.of_image(spec)
+    if not built:
+        there = tuple(one for one in wanted.sources if one.is_path and one.location.endswith(".whl"))
+        absent = (one.name for one in wanted.sources if one.name and one not in there)
+        wanted = replace(wanted, sources=there, excludes=(*wanted.excludes, *absent))
     contradictions.check_python(spec, wanted)
     for line in wanted.unasked:
         logger.info(f"{line.where}: {line.shown} is not asked: the image has the torch of {spec.extends.target}")

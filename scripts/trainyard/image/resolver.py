@@ -219,6 +219,10 @@ class Project:
             if untold and untold not in told and "--no-deps" not in arguments:
                 return self._told(*untold)._compiled(arguments)
             _check_cache(environment)
+            if "(401 Unauthorized)" in done.stderr:  # a hint about an index, which uv leaves out then
+                for index in self.indexes:
+                    if f"({index.url.rstrip('/')})" in done.stderr:
+                        raise index.unauthorized
             raise Failed(self.target, without_credentials(done.stderr), unsatisfiable=done.returncode == 1)
 
     @cached_property

@@ -51,6 +51,10 @@ _LAUNCHER = re.compile(r"(torchrun|deepspeed|accelerate launch|python3? -m torch
 _NO_SCRIPT = {"-m", "--module", "--no-python", "--no_python"}
 
 
+#: Debian packages with a compiler, or that depend on one.
+_COMPILER = re.compile(r"(g\+\+|gcc|clang|gfortran|build-essential|cargo|rustc|nvidia-cuda-toolkit)(?![a-z])")
+
+
 @dataclass
 class Checked:
     """Hold what was found.
@@ -109,6 +113,10 @@ def check(spec: RepositorySpec) -> Checked:
     with found.refusing():
         for text in python_projects.notes(spec.workspace):
             found.note(text)
+    build = spec.workspace.document.build
+    if build and not any(map(_COMPILER.match, build.packages)):
+        line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("build",))
+        found.note(f"{relative(spec.workspace.file)}:{line}: build: 'packages' has no compiler, such as g++")
     if listed:
         found.size = _check_sizes(found, listed)
         lines = (*wanted.lines, *wanted.compiled)
@@ -176,7 +184,9 @@ def program_of(command: Sequence[str]) -> tuple[str, str]:
 
 
 def _missing_file(spec: RepositorySpec, path: str, listed: Mapping[str, Listed]) -> str:
-    """Return why the code does not have a file; empty if it does."""
+    """Return why a file cannot be run, or the code does not have it; empty if it does."""
+    if path.endswith(".ipynb"):
+        return f"a notebook, which no program runs: make one of it with 'jupyter nbconvert --to script {path}'"
     if not path or _is_there(path, listed):
         return ""
     if (spec.workspace.root / path).exists():

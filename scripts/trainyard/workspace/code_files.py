@@ -259,7 +259,21 @@ def _listed(root: Path, top: Path, folders: list[Path]) -> list[Listed]:
                 repositories.setdefault(git_root(folder), []).append(folder)
             return [one for folder, paths in repositories.items() for one in _tracked_and_new(folder, paths)]
         top = root
+    _check_submodules(top, folders)
     return list(_walked(top, folders))
+
+
+def _check_submodules(top: Path, folders: list[Path]) -> None:
+    """Raise a UserError if an unpacked archive lacks a submodule of the code: https://git-scm.com/docs/gitmodules."""
+    file = top / ".gitmodules"
+    text = yaml_source.text(file, errors="replace") if file.is_file() and not file.is_symlink() else ""
+    for name in re.findall(r"(?m)^\s*path\s*=\s*(.*?)\s*$", text):
+        path = Path(os.path.normpath(top / name))
+        if any(path.is_relative_to(one) for one in folders) and not any(path.glob("*")):
+            raise UserError(
+                f"{_shown(path)}: a git submodule, which a downloaded archive does not have: clone the repository with "
+                "'git clone --recurse-submodules'"
+            )
 
 
 def _ls_files(repository: Path, options: list[str], paths: list[str]) -> list[str]:

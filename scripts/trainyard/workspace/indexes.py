@@ -7,6 +7,7 @@ of a netrc file, which is a BuildKit secret.
 
 from __future__ import annotations
 
+import functools
 import json
 import netrc
 import re
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
@@ -57,6 +58,21 @@ class Index:
     def variable(self) -> str:
         """Prefix of the variables in which uv looks for its credentials."""
         return "UV_INDEX_" + re.sub(r"[^A-Z0-9]", "_", self.name.upper())
+
+    def page(self, name: str) -> str:
+        """Return the address, with the credentials that uv finds, of what the index has of a package."""
+        user, password = map(functools.partial(quote, safe=""), _credentials(self) or ("", ""))
+        return f"{self.url}/{name}/".replace("://", f"://{user}:{password}@" if user or password else "://", 1)
+
+    @property
+    def unauthorized(self) -> UserError:
+        """The error about an answer 401."""
+        host = urlsplit(self.url).hostname
+        given = "does not take the credentials that it is given" if _credentials(self) else "asks for credentials"
+        return UserError(
+            f"{self.where}: index '{self.name}' {given} (HTTP 401): set {self.variable}_USERNAME and "
+            f"{self.variable}_PASSWORD, or name {host} in ~/.netrc"
+        )
 
 
 def of_project(ws: Workspace, addresses: Sequence[tuple[Kind, Line]] = ()) -> list[Index]:

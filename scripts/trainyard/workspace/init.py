@@ -21,6 +21,7 @@ from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import (
     code_files,
     dependency_tables,
+    differing_lists,
     other_lists,
     python_projects,
     requirement_choice,
@@ -217,6 +218,7 @@ class Repository:
         groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups)
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
+        notes += differing_lists.notes(self.folder, self.names, wanted, self.project)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
@@ -415,6 +417,9 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     if "tpu" in marks and "tpu" in targets:
         return targets["tpu"], f"{why}, and {marks['tpu']} TPUs"
     asked, note = _variant(survey, first)
+    program = survey.closure[0] if survey.closure else None
+    if program and "demands" in program.marks and not asked:
+        return gpu, f"{why}, and {program.where('demands')} needs a GPU ({program.marks['demands'][1]})"
     if asked:
         notes += [note] if note else []
         return asked[0], f"{why}, and {asked[1]}"

@@ -75,7 +75,8 @@ class Source:
     Attributes:
         path: relative to the repository, with ``/``.
         main: it has ``if __name__ == "__main__"``; ``acts``: it has a loop or a call at its top.
-        marks: ``cuda``, ``compiles`` and the keys of :data:`_MARKS` -> the first line that shows them, and the word.
+        marks: ``cuda``, ``demands`` (a GPU), ``compiles`` and the keys of :data:`_MARKS` -> the first line that shows
+            them, and the word.
         repeated: names in the ``range`` of a loop inside another loop: the outer one runs them again.
     """
 
@@ -117,11 +118,21 @@ def read(file: Path, path: str) -> Source | None:
             isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
         )
         conditional = isinstance(statement, ast.If | ast.Try) and not is_main
+        program = is_main or (isinstance(statement, ast.FunctionDef) and statement.name == "main")
+        for inner in statement.body if program else [statement]:  # type: ignore[attr-defined]
+            if word := _demanded(inner):
+                marks.append((inner.lineno, "demands", word))
+        offered: set[ast.AST] = set()
         for node in ast.walk(statement):
+            if node in offered:
+                continue
             if isinstance(node, ast.Import | ast.ImportFrom):
                 source.imports += _imports(node, optional=node is not statement, conditional=conditional)
             elif isinstance(node, ast.Call):
                 source.options += _options(node)
+                offered |= {one for key in node.keywords if key.arg == "choices" for one in ast.walk(key.value)}
+            elif isinstance(node, ast.IfExp) and any(getattr(one, "value", "") == "cpu" for one in ast.walk(node)):
+                marks.append((node.lineno, "asks", "cpu"))
             elif isinstance(node, ast.For | ast.While):
                 source.repeated.update(_repeated(node))
             if isinstance(node, ast.expr):
@@ -163,6 +174,16 @@ def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
         yield "download", f"{word}(download=True)"
     if isinstance(node, ast.Call) and word == "cuda" and isinstance(node.func, ast.Attribute):
         yield "cuda", word
+
+
+def _demanded(statement: ast.stmt) -> str:
+    """Return the beginning of a statement that ends a program without a GPU; empty if it is none."""
+    lines = ast.unparse(statement).splitlines() if isinstance(statement, ast.Assert | ast.If) else [""]
+    called = r"(torch\.)?cuda\.is_available\(\)"
+    if re.match(rf"assert {called}", lines[0]):
+        return lines[0].partition(",")[0]
+    ends = re.match(r"    (raise|exit|quit|sys\.exit|os\._exit)\b", lines[-1])
+    return lines[0].removesuffix(":") if ends and re.fullmatch(rf"if not {called}:", lines[0]) else ""
 
 
 def _repeated(loop: ast.For | ast.While) -> Iterator[str]:

@@ -100,11 +100,18 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
                 f"{line.where}: {line.shown!r}: an address is written in requirements.txt or [tool.uv.sources]"
             )
         found.lines.append(line)
+    build = ws.document.build
+    compiled = tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.sources if build else ()))
+    build_requires = tuple(_yaml_line(ws, text, ("build", "requires")) for text in (build.requires if build else ()))
+    for line in (*compiled, *build_requires):
+        if line.requirement.url:
+            raise UserError(
+                f"{line.where}: {line.shown!r}: an address, which no lock holds: name a version of an index"
+            )
     _resolve_own(found, projects, fits)
     for source in (one for one in found.sources if one.is_path):
         inside(Path(source.location.partition("#")[0]), ws.root, source.line.where)
     provided = frozenset(canonicalize_name(project.name) for project in projects if project.name)
-    build = ws.document.build
     return Wanted(
         lines=_without(found.lines, provided),
         sources=tuple(one for one in found.sources if one.name not in provided),
@@ -123,8 +130,8 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
         options=found.options,
         addresses=tuple(found.addresses),
         index_of={name: {"index": index} for name, index in found.index_of.items()},
-        compiled=tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.sources if build else ())),
-        build_requires=tuple(_yaml_line(ws, text, ("build", "requires")) for text in (build.requires if build else ())),
+        compiled=compiled,
+        build_requires=build_requires,
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import yaml_source
-from trainyard.spec.repository_files import inside
+from trainyard.spec.repository_files import git_root, inside, leads_out
 from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, parse_reference, without_credentials
 
 #: Options of a requirement, after its text.
@@ -23,6 +25,10 @@ _INDEX_OF_LINE = re.compile(
 
 #: What pip takes as a hash: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode.
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
+
+#: A package from a file, as ``pip freeze`` writes all that conda has built:
+#: https://packaging.python.org/en/latest/specifications/direct-url/
+_BUILT = re.compile(r"[\w.-]+(?:\[[^]]*])?\s*@\s*file:(?://(?:localhost)?)?(/[^\s;#]+)")
 
 #: Options that say nothing about the versions of a lock.
 _WITHOUT_EFFECT = {"prefer_binary", "require_hashes", "features_enabled"}
@@ -48,6 +54,8 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
         reason = " ".join(first.error_message.removeprefix("pip_requirements_parser: error: ").split())
         line = Line(first.line, path, first.line_number)
         raise UserError(f"{line.where}: {line.shown!r}: {without_credentials(reason)}")
+    written = (one.requirement_line for one in parsed.requirements)
+    _check_files([Line(one.line, path, one.line_number) for one in written], git_root((*above, path)[0].parent))
     entries: list[tuple[int, Any]] = [(one.requirement_line.line_number, one) for one in parsed.requirements]
     entries += [(one.requirement_line.line_number, one) for one in parsed.options]
     for number, entry in sorted(entries, key=lambda one: one[0]):
@@ -64,6 +72,18 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
                 _option(line, name, value, found, (*above, path))
         else:
             _requirement(line, found, constraints=constraints)
+
+
+def _check_files(lines: Iterable[Line], top: Path) -> None:
+    """Check that no line names a file of another machine, outside of the git repository ``top``."""
+    built = [(line, _BUILT.match(line.text)) for line in lines]
+    outside = [line for line, match in built if match and leads_out(Path(unquote(match[1])), top)]
+    if outside:
+        more = f", as {len(outside) - 1} more line{'s do' if outside[2:] else ' does'}" if outside[1:] else ""
+        raise UserError(
+            f"{outside[0].where}: {outside[0].shown!r} names a file of the machine where 'pip freeze' ran{more}: write "
+            f"the list there with 'pip list --format=freeze > {outside[0].file.name}'"
+        )
 
 
 def _requirement(line: Line, found: Found, *, constraints: bool) -> None:

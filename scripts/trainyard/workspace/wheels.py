@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import hashlib
 import io
 import logging
@@ -29,12 +30,14 @@ from typing import Any
 import requests as http
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainyard.common import settings
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import StepFailed, UserError, nearest
 from trainyard.spec.lock import File, Made, Pin
 from trainyard.spec.yaml_source import relative
+from trainyard.workspace import python_projects
 from trainyard.workspace.lines import OF_EXTRA, Source, of_any_extra, userinfo, without_credentials, without_userinfo
 
 logger = logging.getLogger(__name__)
@@ -158,15 +161,50 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _existing(source: Source) -> Path:
-    """The path of a source.
+    """The path of a source, with its subdirectory.
 
     Raises:
-        UserError: nothing is there.
+        UserError: nothing is there, or no Python project is.
     """
-    path = Path(source.location.partition("#")[0])
+    place, _, fragment = source.location.partition("#")
+    path = Path(place, fragment[13:] if fragment.startswith("subdirectory=") else "")
     if not path.exists():
         raise UserError(f"{source.line.where}: {source.line.shown!r}: there is no {path}")
+    if path.is_dir() and not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise UserError(f"{source.line.where}: {source.line.shown!r}: has neither a pyproject.toml nor a setup.py")
     return path
+
+
+def check(source: Source) -> None:
+    """Check what is known of a source before it is fetched or built; raise a UserError of :func:`build`."""
+    if source.is_path:
+        path = _existing(source)
+        _check_hash(source, path)
+        if path.is_dir():
+            python_projects.backend(path)
+        elif path.suffix == ".whl":
+            _check_name(source, path)
+    elif source.location.startswith("git+"):
+        _git_address(source)
+
+
+def ask(source: Source) -> None:
+    """Check that the address of a source answers, with the revision of git unless that may be a commit.
+
+    Raises:
+        StepFailed: it does not.
+    """
+    if source.location.startswith("git+"):
+        address, revision = _git_address(source)
+        # In no repository: the configuration of the user's may name programs.
+        names = [line.split("\t")[1] for line in _git(source, "-C", "/", "ls-remote", address).splitlines()]
+        names += [name.split("/", 2)[-1] for name in names]
+        if revision and revision not in names and not re.fullmatch(r"[0-9a-f]{4,40}", revision):
+            near = nearest(revision, names)
+            raise StepFailed(f"{source.line.where}: {source.line.shown}: the repository has no {revision!r}{near}")
+    elif not source.is_path:
+        with _opened(source, source.location.partition("#")[0]):
+            pass
 
 
 def build(sources: Sequence[Source], folder: Path, commits: Mapping[str, str], make: Make) -> list[Wheel]:
@@ -230,24 +268,30 @@ def _build(source: Source, folder: Path, commit: str, make: Make) -> Wheel:
                 names = [one.relative_to(unpacked).as_posix() for one in _files(unpacked)]
                 made = make(f"{source.line.where}: {source.line.shown}", unpacked, names, here / "out")
                 built = True
-            try:
-                name, version, _, tags = parse_wheel_filename(made.name)
-            except InvalidWheelFilename as error:
-                raise UserError(f"{source.line.where}: {error}") from None
+            name, version, tags = _check_name(source, made)
             if built and any(tag.platform != "any" for tag in tags):
                 raise UserError(
                     f"{source.line.where}: {source.line.shown}: compiles code ({made.name}), which fits this machine "
                     f"only: put its release on a package index and name '{name}=={version}' under 'build:' of "
                     "trainyard.yaml"
                 )
-            if source.name and canonicalize_name(name) != source.name:
-                raise UserError(f"{source.line.where}: {source.line.shown}: it is the project '{name}'")
             output = folder / made.name
             if built:
                 normalise(made, output)
             else:
                 shutil.copyfile(made, output)
-    return Wheel(source, str(name), str(version), output, hashlib.sha256(output.read_bytes()).hexdigest(), taken)
+    return Wheel(source, name, version, output, hashlib.sha256(output.read_bytes()).hexdigest(), taken)
+
+
+def _check_name(source: Source, wheel: Path) -> tuple[str, str, frozenset[Tag]]:
+    """Return name, version and tags of a wheel, which must be of the project that its line names."""
+    try:
+        name, version, _, tags = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename as error:
+        raise UserError(f"{source.line.where}: {error}") from None
+    if source.name and name != source.name:
+        raise UserError(f"{source.line.where}: {source.line.shown}: it is the project '{name}'")
+    return str(name), str(version), tags
 
 
 def _unpacked(source: Source, path: Path, folder: Path) -> Path:
@@ -290,10 +334,10 @@ def _fetched(source: Source, here: Path, commit: str) -> Iterator[tuple[Path, st
     location, _, fragment = source.location.partition("#")
     subdirectory = fragment.removeprefix("subdirectory=") if fragment.startswith("subdirectory=") else ""
     if source.is_path:
-        yield _existing(source) / subdirectory if subdirectory else _existing(source), ""
+        yield _existing(source), ""
         return
     if location.startswith("git+"):
-        taken = _checkout(source, location, here / "repository", commit)
+        taken = _checkout(source, here / "repository", commit)
         path = here / "repository" / subdirectory
         if not path.is_dir():
             raise UserError(f"{source.line.where}: {source.line.shown!r}: the repository has no folder {subdirectory}")
@@ -316,36 +360,44 @@ def git_address(location: str) -> tuple[str, str]:
     return f"{scheme}://{host}{slash}{path}", revision
 
 
-def _checkout(source: Source, location: str, folder: Path, commit: str) -> str:
-    """Check a git repository out with git and the user's credentials for it; the commit."""
+def _git_address(source: Source) -> tuple[str, str]:
+    """Return :func:`git_address` of a source, which git must be able to fetch from."""
+    location = source.location.partition("#")[0]
     if not location.startswith(_GIT_SCHEMES):
         raise UserError(
             f"{source.line.where}: {source.line.shown!r}: git's addresses begin with git+https:// or git+ssh://"
         )
     address, revision = git_address(location)
-    user, password = userinfo(location)
     if revision.startswith("-"):
         raise UserError(f"{source.line.where}: {source.line.shown!r}: {revision!r} is no revision")
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-c", "advice.detachedHead=false", "-C", str(folder), *arguments],
-            env=settings.environment(
-                GIT_TERMINAL_PROMPT="0", **_git_credentials("/".join(address.split("/", 3)[:3]), user, password)
-            ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode:
-            words = without_credentials((done.stderr.strip().splitlines() or ["git failed"])[-1])
-            raise StepFailed(f"{source.line.where}: {source.line.shown}: {words.removeprefix('fatal: ')}")
-        return done.stdout.strip()
-
     if not shutil.which("git"):
         raise UserError(f"{source.line.where}: {source.line.shown}: needs git, which is not installed")
+    return address, revision
+
+
+def _git(source: Source, *arguments: str) -> str:
+    """Return what git prints, which has the user's credentials for the host of a source."""
+    host = "/".join(git_address(source.location)[0].split("/", 3)[:3])
+    done = subprocess.run(
+        ["git", "-c", "advice.detachedHead=false", *arguments],
+        env=settings.environment(GIT_TERMINAL_PROMPT="0", **_git_credentials(host, *userinfo(source.location))),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["git failed"]
+        words = without_credentials(next((line for line in lines if line.startswith("fatal: ")), lines[-1]))
+        raise StepFailed(f"{source.line.where}: {source.line.shown}: {words.removeprefix('fatal: ')}")
+    return done.stdout.strip()
+
+
+def _checkout(source: Source, folder: Path, commit: str) -> str:
+    """Check a git repository out with git and the user's credentials for it; the commit."""
+    address, revision = _git_address(source)
+    git = functools.partial(_git, source, "-C", str(folder))
     folder.mkdir()
     git("init", "--quiet")
     git("remote", "add", "origin", address)
@@ -387,15 +439,21 @@ def _revision(git: Callable[..., str], revision: str) -> str:
 
 def _download(source: Source, url: str, here: Path) -> Path:
     path = here / url.split("?")[0].rsplit("/", 1)[-1]
+    with _opened(source, url) as answer, path.open("wb") as file:
+        for part in answer.iter_content(1 << 20):
+            file.write(part)
+    return path
+
+
+@contextmanager
+def _opened(source: Source, url: str) -> Iterator[http.Response]:
     try:
-        with http.get(url, stream=True, timeout=_TIMEOUT) as answer, path.open("wb") as file:
+        with http.get(url, stream=True, timeout=_TIMEOUT) as answer:
             answer.raise_for_status()
-            for part in answer.iter_content(1 << 20):
-                file.write(part)
+            yield answer
     except (http.RequestException, OSError) as error:
         reason = getattr(getattr(error, "response", None), "reason", None) or type(error).__name__
         raise StepFailed(f"{source.line.where}: {source.line.shown}: cannot be downloaded ({reason})") from None
-    return path
 
 
 def normalise(wheel: Path, output: Path) -> None:

@@ -1,0 +1,46 @@
+"""Compare the list of requirements that ``init`` takes with the others that a repository has beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from trainyard.common.errors import UserError
+from trainyard.workspace.project import Project
+from trainyard.workspace.requirement_choice import Choice, written
+
+#: A package, and the only version that a requirement allows, whatever its variant; or a series, as ``1.26.*``.
+_PIN = re.compile(r"([\w.-]+)\s*(?:\[[^]]*])?\s*==\s*(\d[\w.!]*(?:\.\*)?)(?:\+[\w.]+)?\s*")
+
+
+def notes(root: Path, names: Sequence[str], wanted: Choice, project: Project | None) -> Iterator[str]:
+    """Yield a line for each list of the files ``names`` that pins other versions than the one that is taken."""
+    places = [wanted.file.replace("uv.lock", "pyproject.toml"), *wanted.names.values()]
+    taken, own = next(filter(None, places), "").partition(":")[0], _pins(wanted)
+    for name in (name for name in names if own and name != taken):
+        try:
+            other = _pins(written(root, [name], project if project and project.file == root / name else None))
+        except UserError:  # about a file that is not taken
+            continue
+        differing = [
+            f"{one}=={other[one]} ({taken}: {one}=={own[one]})"
+            for one in sorted(own.keys() & other.keys())
+            if not _agree(own[one], other[one]) and not _agree(other[one], own[one])
+        ]
+        if differing:
+            more = f" and {len(differing) - 3} more" if differing[3:] else ""
+            yield f"{taken} is taken; {name} pins {', '.join(differing[:3])}{more}"
+
+
+def _pins(choice: Choice) -> dict[str, str]:
+    texts = [text for text, _ in (*choice.lines, *choice.conda.values())]
+    return {canonicalize_name(match[1]): match[2] for text in texts if (match := _PIN.fullmatch(text))}
+
+
+def _agree(one: str, other: str) -> bool:
+    """Return whether a version is another one, or of its series."""
+    return SpecifierSet(f"=={other}").contains(one.removesuffix(".*"), prereleases=True)
