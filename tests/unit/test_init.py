@@ -322,7 +322,7 @@ def test_a_listed_package_that_provides_an_import_has_no_rival(proposed: Propose
 @pytest.mark.parametrize(
     ("listed", "statement", "module", "added"),
     [
-        ("opencv", "import cv2", "cv2", "opencv-python-headless"),
+        ("pypng", "import cv2", "cv2", "opencv-python-headless"),
         ("pycryptodomex", "from Crypto.Cipher import AES", "Crypto", "pycryptodome"),
         ("torch", "import torch_geometric", "torch_geometric", "torch-geometric"),
     ],

@@ -193,7 +193,7 @@ def test_an_import_that_nothing_provides_is_noted(repository: Repository) -> Non
         "helper.py": "import einops\ndef f():\n  import pandas\n",
         "pkg/__init__.py": "x = 1\n",
         "other.py": "import polars\n",
-        "requirements.txt": "tqdm\nopencv-python\n",
+        "requirements.txt": "tqdm\nopencv-contrib-python-headless\n",
     }
     found = check.check(repository("python train.py", files, "requirements: requirements.txt\n"))
     assert notes_of(found) == [

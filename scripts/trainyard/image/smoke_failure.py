@@ -277,7 +277,7 @@ class Explanation:
         framework = _FRAMEWORKS.get(top)
         if framework:
             return f"the image has no {top}: set extends to a target with {framework} ('trainyard list' shows them)"
-        known = next(iter(import_names.providers(top)), None)
+        known = import_names.proposed(module) or None
         if self.recipe and (version := self.recipe.versions.get(known or "")):
             return f"{known} {version}, which the image has, has no {top}"
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"

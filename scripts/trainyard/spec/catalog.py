@@ -182,15 +182,34 @@ def conflicts() -> dict[str, Conflict]:
     return table(file, Conflict) if file.is_file() else {}
 
 
-def packages_with(libraries: Iterable[str], base: str) -> str:
-    """Return the Debian packages that have libraries on a base, ``libgl1, libx11-6``; see images/libraries.yaml."""
+@cache
+def _debian() -> dict[str, dict[str, str]]:
+    """Return the contents of images/libraries.yaml; nothing without a catalogue."""
     file = IMAGES / "libraries.yaml"
-    known: dict[str, dict[str, str]] = yaml_source.plain(yaml_source.read(file)) if file.is_file() else {}
-    packages = known["all"] | known[base] if base in known else {}
-    of = {library: package for package, names in packages.items() for library in names.split()}
-    unknown = ", ".join(library for library in libraries if library not in of)
+    return yaml_source.plain(yaml_source.read(file)) if file.is_file() else {}
+
+
+def libraries(base: str) -> dict[str, str]:
+    """Return library -> the Debian package that has it on a base."""
+    packages = _debian()["all"] | _debian()[base] if base in _debian() else {}
+    return {library: package for package, names in packages.items() for library in names.split()}
+
+
+def brought(packages: Iterable[str]) -> set[str]:
+    """Return Debian packages with libraries, and those of them that are installed with them."""
+    found, waiting = set[str](), [*packages]
+    while waiting:
+        found.add(name := waiting.pop())
+        waiting += {*_debian().get("brings", {}).get(name, "").split()} - found
+    return found
+
+
+def packages_with(names: Iterable[str], base: str) -> str:
+    """Return the Debian packages that have libraries on a base, ``libgl1, libx11-6``."""
+    of = libraries(base)
+    unknown = ", ".join(library for library in names if library not in of)
     rest = [f"the Debian package or the wheel that has {unknown}"] if unknown else []
-    return ", ".join([*sorted({of[library] for library in libraries if library in of}), *rest])
+    return ", ".join([*sorted({of[library] for library in names if library in of}), *rest])
 
 
 def conflict(versions: Mapping[str, str], python: str) -> str | None:

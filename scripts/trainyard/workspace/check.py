@@ -23,9 +23,16 @@ from trainyard.spec import yaml_source
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FOLDER
 from trainyard.spec.units import in_units
-from trainyard.workspace import code_files, dockerignore, python_projects, requirement_choice, requirements
+from trainyard.workspace import (
+    code_files,
+    dockerignore,
+    python_projects,
+    requirement_choice,
+    requirements,
+    system_libraries,
+)
 from trainyard.workspace.code_files import CodeFile, Listed
-from trainyard.workspace.import_names import providers
+from trainyard.workspace.import_names import proposed
 from trainyard.workspace.python_survey import Sources
 from trainyard.workspace.requirements import Wanted
 
@@ -126,8 +133,10 @@ def check(spec: RepositorySpec) -> Checked:
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
             untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
             whole = requirement_choice.is_complete(spec.workspace.document.requirements.file)
+            pins = named.union(*spec.provided).difference(*spec.extends.provided) | named
+            _check_system(found, spec, pins)
             if read and provided[0] and "" not in named and not untold and not whole:
-                _check_imports(found, spec, program, module, listed, named, named.union(*provided))
+                _check_imports(found, spec, program, module, listed, pins, named.union(*provided))
         with found.refusing():
             installed = named | ({""} if wanted.compiled else set())
             for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):
@@ -224,7 +233,8 @@ def _check_imports(
     """Note the packages that the command always imports and nothing provides.
 
     Args:
-        named: canonical names of what the repository requires, ``known``: of these and of all that the target has.
+        named: canonical names of what the repository requires or has locked, ``known``: of these and of all that the
+            target has.
     """
     sources = Sources({path: one.path for path, one in listed.items()})
     scripts = {name: target for one in python_projects.projects(spec.workspace) for name, target in one.scripts.items()}
@@ -232,8 +242,23 @@ def _check_imports(
     start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(program)
     closure = sources.closure(start.path, conditional=False) if start else []
     for module, place in requirement_choice.missing(closure, sources, known, named).items():
-        if names := providers(module):
+        if name := proposed(module):
             found.note(
                 f"{place} imports {module}, which neither the requirements nor '{spec.extends.target}' has: add "
-                f"{names[0]} to 'requirements' unless one of them needs it"
+                f"{name} to 'requirements' unless one of them needs it"
             )
+
+
+def _check_system(found: Checked, spec: RepositorySpec, names: Collection[str]) -> None:
+    """Note the Debian packages that wheels need and ``system`` lacks.
+
+    Args:
+        names: canonical names of what the repository requires or has locked.
+    """
+    asked = spec.workspace.document.system
+    packages, reasons = system_libraries.lacking(names, spec.base, asked, spec.extends.system)
+    if packages:
+        found.note(
+            f"{relative(spec.workspace.file)}: {', and '.join(reasons)}, which the image lacks: write 'system: "
+            f"[{', '.join([*asked, *packages])}]'"
+        )

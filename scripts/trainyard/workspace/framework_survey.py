@@ -145,7 +145,7 @@ class Survey:
             for source in files
             for statement in source.imports
             if not statement.level
-            and (package := next(iter(import_names.providers(statement.top)), canonicalize_name(statement.top)))
+            and (package := import_names.proposed(statement.module) or canonicalize_name(statement.top))
             and (known.needed(package) or package in known.several)
             and not self.sources.is_local(statement, source)
         ]

@@ -22,11 +22,12 @@ from trainyard.workspace import (
     code_files,
     dependency_tables,
     differing_lists,
-    import_names,
     other_lists,
     python_projects,
     requirement_choice,
+    system_libraries,
     torch_variant,
+    wheel_contents,
 )
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
@@ -115,6 +116,7 @@ class Proposal:
 
     Attributes:
         base: that with the Python that is asked for; empty if the target's has it.
+        system: the Debian packages that wheels need.
         run: the command; empty if none was found.
         reasons: a value, as ``extends: cpu`` -> what was found, and where.
         notes: what the user has to know.
@@ -126,6 +128,7 @@ class Proposal:
     target: str
     base: str
     requirements: requirement_choice.Choice
+    system: list[str]
     environment: dict[str, str]
     code: list[str]
     run: str
@@ -220,6 +223,8 @@ class Repository:
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = self._base(spec, wanted, reasons)
+        system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)
+        reasons[f"system: {', '.join(system)}"] = ", and ".join(needs)
         libraries = self._libraries(wanted, reasons)
         code = self._code(self.sources.closure(command.path) if command else [])
         if command:
@@ -246,6 +251,7 @@ class Repository:
             target,
             base,
             wanted,
+            system,
             environment,
             [*code, *libraries],
             words,
@@ -341,8 +347,13 @@ class Repository:
                 reasons[f"code: {folder}"] = f"{place} imports {module}"
                 found.append(folder)
                 del wanted.unknown[module]
-            elif not import_names.is_similar(module, wanted.names):
-                wanted.notes.append(f"{place} imports {module}: add the package that provides it to 'requirements'")
+            elif any(wheel_contents.is_open(name) for name in wanted.names):  # it may be in one of these
+                del wanted.unknown[module]
+            else:
+                wanted.notes.append(
+                    f"{place} imports {module}: add the package that provides it to 'requirements', unless one of them "
+                    "needs it"
+                )
         return list(dict.fromkeys(found))
 
     def _code(self, closure: Sequence[Source]) -> list[str]:

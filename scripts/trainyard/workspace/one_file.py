@@ -74,6 +74,7 @@ def describe(path: Path) -> dict[str, Any]:
         "base": proposal.base,
         "name": proposal.name,
         "requirements": (listed if wanted.packages else wanted.file) or wanted.packages,
+        "system": proposal.system,
         "environment": proposal.environment,
         "code": [path.name, *(one for one in proposal.code if one != program)],
         "run": command,

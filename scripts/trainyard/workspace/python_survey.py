@@ -298,7 +298,7 @@ class Sources:
         parts = statement.module.split(".") if statement.module else []
         if statement.level:
             bases = [folder[: len(folder) - statement.level + 1]]
-        elif "/".join(folder) in self._packages and import_names.providers(parts[0]):
+        elif "/".join(folder) in self._packages and import_names.names_backend(parts[0]):
             bases = [[]]
         else:
             bases = [folder, []]

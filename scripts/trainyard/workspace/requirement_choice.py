@@ -69,6 +69,13 @@ class Choice:
     python: tuple[str, str] = ("", "")
     untold: bool = False
 
+    @property
+    def installed(self) -> set[str]:
+        """Return the canonical names of what an image installs: conda's packages only where they are taken."""
+        return (self.names.keys() - self.conda.keys()) | {
+            canonicalize_name(Requirement(one).name) for one in self.packages
+        }
+
     def __post_init__(self) -> None:
         self.lines = [line for line in self.lines if _is_requirement(line[0])]
         self.names |= {canonicalize_name(Requirement(text).name): place for text, place in self.lines}
@@ -222,8 +229,9 @@ def complete(
     framework, others = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
     modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
-    choice.unknown = {module: place for module, place in modules.items() if not import_names.providers(module)}
-    found = {import_names.providers(module)[0]: module for module in modules if module not in choice.unknown}
+    packages = {module: import_names.proposed(module, choice.conda) for module in modules}
+    choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
+    found = {package: module for module, package in packages.items() if package}
     _take_from_conda(choice, found, framework, others)
     of_project = choice.file in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
     extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from trainyard.common.rule_engine import Finding, Severity, rule
 from trainyard.lint.image.evidence import Evidence
 from trainyard.oci import layers, secret_scan
+from trainyard.oci.binaries import Binaries
 from trainyard.oci.probe_runner import Distribution
 from trainyard.spec.architectures import ARCHITECTURES, Architecture
 from trainyard.spec.catalog import packages_with
@@ -172,16 +173,6 @@ def binaries_are_for_the_architecture(image: Evidence) -> Iterator[Finding]:
                 )
 
 
-#: Libraries that an image need not have: those of NVIDIA's driver, which the host brings, and those of networks of
-#: clusters, which plugins of NVSHMEM and cuFile load where there is one.
-_OF_THE_HOST = re.compile(
-    r"lib(?:cuda|nvidia-[\w-]+|nvcuvid)\.so.*"
-    r"|lib(?:mpi|pmix|oshmem|mlx5|fabric|ucs|ucp|uct|ucm|rdmacm|ibverbs)\.so.*"
-)
-
-#: A module that Python imports, by its name (PEP 3149, PEP 384), unlike a program and a library.
-_MODULE = re.compile(r"(?!lib)\w+\.so|\w+\.(?:cpython-\d[\w-]*|abi3)\.so")
-
 #: What is installed and used together: a package in a site directory, and the modules of Python itself.
 _TOGETHER = re.compile(r".*/(?:(?:site|dist)-packages/[^/]+|lib-dynload)(?=/)")
 _WITHOUT_DESKTOP = {"cv2": "opencv-python-headless"}  # https://github.com/opencv/opencv-python#installation-and-usage
@@ -194,16 +185,14 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
     Some modules of a package may lack theirs (PySide6's for sound), and some libraries that no file needs (torchcodec's
     for each FFmpeg): the others are used without them.
     """
-    binaries = _Binaries(image)
+    binaries, stage = _binaries(image)
     groups: dict[str, list[str]] = {}
     for path in binaries.needed:
         together = _TOGETHER.match(path)
         groups.setdefault(together[0] if together else path, []).append(path)
     base, where = (image.recipe.base.name, image.recipe.source) if image.recipe else ("", "its spec")
     for paths in groups.values():
-        used = [path for path in paths if _MODULE.fullmatch(posixpath.basename(path))]
-        used = used or [path for path in paths if ".so" not in posixpath.basename(path)]
-        starts = used or [path for path in paths if posixpath.basename(path) not in binaries.loaded]
+        starts, used = binaries.starts(paths)
         lacking = {path: gone for path in starts if (gone := binaries.lacking(path))}
         whole = len(lacking) == len(starts)
         if lacking and (used or whole):
@@ -211,7 +200,7 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
             first = min(lacking)
             other = _WITHOUT_DESKTOP.get(posixpath.basename(posixpath.dirname(first)))
             yield Finding(
-                f"/{first} in layer {binaries.stage[first]}",
+                f"/{first} in layer {stage[first]}",
                 f"needs {', '.join(names)}, which {'are' if names[1:] else 'is'} nowhere in the image",
                 "it does not start, or its import fails" if used else "what loads it by name fails",
                 f"add {packages_with(names, base)} to system in {where}" + (", or require " + other if other else ""),
@@ -219,35 +208,16 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
             )
 
 
-class _Binaries:
-    """Hold the programs and libraries of all layers: what they need, and in which layer (``stage``) they are."""
-
-    def __init__(self, image: Evidence) -> None:
-        self.stage, self.searched, needed = dict[str, str](), dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
-        for layer in image.stored.layers:
-            removed = tuple(f"{path}/" for path in layer.contents.removed)
-            self.stage = {path: stage for path, stage in self.stage.items() if not f"{path}/".startswith(removed)}
-            self.stage |= dict.fromkeys(layer.contents.files, layer.stage)
-            needed |= layer.contents.needed
-            self.searched |= layer.contents.searched
-        self.needed = {path: names for path, names in needed.items() if path in self.stage}
-        self.loaded = {posixpath.basename(name) for names in self.needed.values() for name in names}
-        self.named: dict[str, list[str]] = {}
-        for path in self.stage:
-            self.named.setdefault(posixpath.basename(path), []).append(path)
-
-    def lacking(self, path: str) -> set[str]:
-        """Return the libraries that are nowhere in the image, and that a file or what it loads needs."""
-        lacking, seen, waiting = set[str](), {path}, [path]
-        while waiting:
-            at = waiting.pop()
-            for name in map(posixpath.basename, self.needed.get(at, ())):
-                own = [f"{folder}/{name}" for folder in self.searched.get(at, ())]
-                files = [file for file in own if file in self.stage][:1] or self.named.get(name, [])
-                waiting += {*files} - seen
-                seen.update(files)
-                lacking |= {name} if not files and not _OF_THE_HOST.fullmatch(name) else set()
-        return lacking
+def _binaries(image: Evidence) -> tuple[Binaries, dict[str, str]]:
+    """Return the programs and libraries of all layers, and in which layer each file is."""
+    stage, searched, needed = dict[str, str](), dict[str, tuple[str, ...]](), dict[str, tuple[str, ...]]()
+    for layer in image.stored.layers:
+        removed = tuple(f"{path}/" for path in layer.contents.removed)
+        stage = {path: name for path, name in stage.items() if not f"{path}/".startswith(removed)}
+        stage |= dict.fromkeys(layer.contents.files, layer.stage)
+        needed |= layer.contents.needed
+        searched |= layer.contents.searched
+    return Binaries(stage, {path: names for path, names in needed.items() if path in stage}, searched), stage
 
 
 @rule(
