@@ -132,7 +132,9 @@ class PackageIndex(Listener):
             names = sorted({canonicalize_name(file.split("-")[0]) for file in self.files})
             links = "".join(f'<a href="{name}/">{name}</a>' for name in names)
             self._send(request, 200, f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), {})
-        elif match := re.fullmatch(r"/simple/([^/]+)/?", path):
+        elif re.search(r"\.html$|/pytorch-wheels/", path):  # a page of links, which has none
+            self._send(request, 200, b"<!DOCTYPE html><html></html>", {"Content-Type": "text/html"})
+        elif match := re.fullmatch(r"/(?:simple|whl(?:/nightly|/test)?/[a-z0-9.]+)/([^/.]+)/?", path):  # and PyTorch's
             page = self._page(match[1])
             self._send(request, 200 if page else 404, page, {"Content-Type": self._media_type})
         else:

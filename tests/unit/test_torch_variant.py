@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 from tests import workspaces
+from tests.fakes.package_index import PackageIndex, wheel
 
 from trainyard.image import planning
 from trainyard.spec import model
@@ -79,3 +81,57 @@ def test_pytorchs_index_is_not_asked_for_the_packages_of_an_image_that_has_torch
     assert [line.text for _, line in wanted.addresses] == asked
     assert [one.where for one in wanted.unasked] == ([] if asked else ["requirements.txt:1"])
     assert (PYTORCH in indexes.build_configuration(spec)[0]) == bool(asked)
+
+
+#: Releases of torch that the forms name, and the torchvision of each (https://github.com/pytorch/vision#installation).
+RELEASES = {
+    "1.13.1": "0.14.1", "2.0.1": "0.15.2", "2.1.0": "0.16.0", "2.2.2": "0.17.2", "2.3.1": "0.18.1", "2.4.1": "0.19.1",
+    "2.5.1": "0.20.1", "2.6.0": "0.21.0", "2.7.1": "0.22.1", "2.8.0": "0.23.0", "2.9.1": "0.24.1", "2.13.0": "0.28.0",
+    "2.15.0": "0.29.2",
+}  # fmt: skip
+
+
+@pytest.fixture
+def served(resolves: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """Serve the frameworks of the targets in the place of every index, PyTorch's own included."""
+    with PackageIndex() as index:
+        for target in ("cpu", "gpu", "gpu-2.7"):
+            locked = model.load(target, "amd64").locked().versions
+            index.add(*(wheel(name, version) for name, version in locked.items() if name != "torchvision"))
+        for version, vision in RELEASES.items():
+            index.add(wheel("torch", version), wheel("torchvision", vision, (f"torch=={version}",)))
+        index.add(wheel("torch", "2.13.0+cu130", (), "cp313-cp313-manylinux_2_28_x86_64"))
+        monkeypatch.setenv("TRAINYARD_INDEX_PYTORCH_CPU", index.url)
+        settings = workspaces.enter(root, monkeypatch)
+        settings.write_text(f'[[index]]\nname = "fake"\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
+        yield index
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
+def test_the_lock_of_each_form_asks_for_that_torch(
+    form: dict[str, Any], root: Path, served: PackageIndex, trainyard: Run
+) -> None:
+    """In the version without its local part, from the index of the target, and for CPUs without NVIDIA's packages."""
+    for path, text in {"train.py": TRAIN, **form["files"]}.items():
+        address = re.sub(r"https://[a-z.]+(?=/.*(whl|wheels))", f"http://{served.host}", text)
+        (root / path).write_text(address, encoding="utf-8")
+    assert trainyard("init", "--yes")[0] == 0
+    spec = workspaces.repository()
+    wanted = requirements.of_image(spec)
+    for line in wanted.lines:
+        if line.name not in ("torch", "torchvision"):
+            pinned = [one.version for one in line.requirement.specifier if one.operator == "=="]
+            served.add(wheel(line.requirement.name, pinned[0] if pinned else "99.0"))
+    status, _, err = trainyard("lock")
+    if "macOS" in form.get("said", ""):
+        assert status == 2 and "is for macOS alone" in err
+        return
+    assert status == 0, err
+    spec = workspaces.repository()
+    versions = workspaces.versions(spec, "framework") | workspaces.versions(spec)
+    allowed = [str(line.requirement.specifier) for line in wanted.lines if line.name == "torch"]
+    assert SpecifierSet(re.sub(r"\+[\w.]+", "", ",".join(allowed))).contains(versions["torch"]), versions["torch"]
+    assert spec.framework.index == ("pytorch-cpu" if form["target"] == "cpu" else "default")
+    if form["target"] == "cpu":
+        of_index = workspaces.versions(spec, "framework", index="pytorch-cpu")
+        assert "torch" in of_index and not [name for name in of_index if name.startswith("nvidia-")]

@@ -139,6 +139,8 @@ def of_platform(spec: RepositorySpec) -> Wanted:
     """Read the requirements of a repository, for the base and the platform of ``spec``; see :func:`read`."""
     wanted = read(spec.workspace, spec.python_version, spec.architecture.machine)
     asked = tuple(torch_variant.without_indexes(spec, wanted.addresses))
+    versions, sources = torch_variant.of_addresses(spec, wanted.sources)
+    wanted = replace(wanted, lines=(*wanted.lines, *versions), sources=tuple(sources))
     return replace(
         wanted, addresses=asked, unasked=tuple(line for kind, line in wanted.addresses if (kind, line) not in asked)
     )

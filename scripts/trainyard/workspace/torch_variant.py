@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from trainyard.spec import matrix, model
 from trainyard.spec.model import Spec
 from trainyard.workspace.framework_table import Name, table
-from trainyard.workspace.lines import Kind, Line, text_of, without_credentials
+from trainyard.workspace.lines import Kind, Line, Source, text_of, without_credentials
 
 if TYPE_CHECKING:
     from trainyard.workspace.requirement_choice import Choice
@@ -188,3 +190,22 @@ def without_indexes(spec: Spec, addresses: Sequence[tuple[Kind, Line]]) -> list[
     # The table is read only where there is something to leave out: every command that reads requirements comes here.
     leaves = len(others) < len(addresses) and table().of_target(spec.framework.name) == "torch"
     return others if leaves else list(addresses)
+
+
+def of_addresses(spec: Spec, sources: Sequence[Source]) -> tuple[list[Line], list[Source]]:
+    """Return what wheels of the framework, by their addresses, ask of its version, and the other sources.
+
+    An image has the framework's packages once, from the index of its target.
+    """
+    packages = {canonicalize_name(Requirement(text).name) for text in spec.framework.packages}
+    lines, others = [], []
+    for one in sources:
+        name = Path(unquote(urlsplit(one.location).path)).name
+        if one.is_path or one.name not in packages or not name.endswith(".whl"):
+            others.append(one)
+            continue
+        try:
+            lines.append(replace(one.line, text=f"{one.name}=={parse_wheel_filename(name)[1].public}"))
+        except InvalidWheelFilename:
+            others.append(one)
+    return lines, others

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import requests as http
 from packaging.metadata import parse_email
@@ -438,7 +439,7 @@ def _revision(git: Callable[..., str], revision: str) -> str:
 
 
 def _download(source: Source, url: str, here: Path) -> Path:
-    path = here / url.split("?")[0].rsplit("/", 1)[-1]
+    path = here / Path(unquote(urlsplit(url).path)).name  # %2B of a local version
     with _opened(source, url) as answer, path.open("wb") as file:
         for part in answer.iter_content(1 << 20):
             file.write(part)
