@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from trainyard.common.errors import UserError
@@ -119,8 +119,7 @@ def read(path: Path) -> Contents:
     try:
         with zipfile.ZipFile(path) as wheel:
             names = [entry.filename for entry in wheel.infolist() if not entry.is_dir()]
-            small = path.stat().st_size <= _LARGEST
-            lacking = _lacking(wheel, names) if small else set[str]()
+            lacking = _lacking(wheel, names) if path.stat().st_size <= _LARGEST else set[str]()
     except zipfile.BadZipFile as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     found = set(_modules(_SITE.sub("", name) for name in names))
@@ -149,8 +148,8 @@ def newest(folders: Iterable[Path]) -> dict[str, Path]:
 
 def update(folders: Sequence[Path], day: str) -> int:
     """Read the wheels in folders into the table, and return their number; the other entries stay."""
-    read_now = {name: read(path) for name, path in newest(folders).items()}
-    entries = known() | {canonicalize_name(name): contents for name, contents in read_now.items()}
+    read_now: dict[str, Contents] = {name: read(path) for name, path in newest(folders).items()}
+    entries = known() | read_now
     number = sum(bool(contents.version) for contents in entries.values())
     about = (
         f"Written by 'trainyard dev wheels', last on {day}, from {number} wheels for Linux on x86_64 and Python "
@@ -161,8 +160,7 @@ def update(folders: Sequence[Path], day: str) -> int:
         name: [one.version, " ".join(one.modules), *([" ".join(one.libraries)] if one.libraries else [])]
         for name, one in sorted(entries.items())
     }
-    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()]
-    body = ",\n".join(lines)
+    body = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     FILE.write_text(f'{{"about": {json.dumps(about)},\n"wheels": {{\n{body}\n}}}}\n', encoding="utf-8")
     known.cache_clear()
     providers.cache_clear()
