@@ -178,7 +178,7 @@ def counted(row: Mapping[str, Any], folder: Path, found: Mapping[str, Any]) -> l
 def page(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], folder: Path) -> str:
     """Return docs/repositories.md."""
     both = list(zip(rows, results, strict=True))
-    lines = [(row["repository"], *one) for row, found in both for one in counted(row, folder, found)]
+    lines = [(link(row), *one) for row, found in both for one in counted(row, folder, found)]
     counts = Counter(key for _, key, _ in lines)
     failed = Counter(found["failed"] for found in results)
     late = sum(found["failed"] == "lock" for found in results)
@@ -197,12 +197,17 @@ def page(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
         measures=table(measures),
         lines=table([(name, COUNTS[key], line) for name, key, line in lines]),
         rows=table([
-            (row["repository"], row["kind"], found["config"].get("extends", ""), second_count.lists(found["config"]),
+            (link(row), row["kind"], found["config"].get("extends", ""), second_count.lists(found["config"]),
              f"no: {found['failed']}" if found["failed"] else f"{len(found['versions'])} in {found['seconds']:.0f} s",
-             found["answered"] or "", found["reason"][:240])
+             found["answered"] or "", re.sub(r"\w+://\S+", "(an address)", found["reason"])[:240])
             for row, found in both
         ]),
     )  # fmt: skip
+
+
+def link(row: Mapping[str, Any]) -> str:
+    """Return a repository's name, and its address at the commit."""
+    return f"[{row['repository']}](https://github.com/{row['repository']}/tree/{row['commit'][:12]})"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ FOLDERS = {"requirements", "reqs", "env", "envs", "environment", "environments",
 
 #: Files and parts that are not for the training.
 APART = re.compile(
-    r"(^|[-_./ ])(dev|devel|development|tests?|testing|docs?|lint\w*|format\w*|typ\w+|style|ci|build|release)([-_./ ]|$)"
+    r"(^|[-_./ ])(dev(elopment)?|tests?|testing|docs?|lint\w*|format\w*|typ\w+|style|ci|build|release)([-_./ ]|$)"
 )
 
 #: What wishes CUDA: https://docs.astral.sh/uv/guides/integration/pytorch/, https://docs.jax.dev/en/latest/installation.html
