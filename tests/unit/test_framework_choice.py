@@ -202,6 +202,22 @@ def test_a_package_that_the_framework_needs_may_have_another_version(write: Writ
     assert versions(fresh(spec), "framework")["numpy"] == "1.26.4"
 
 
+def test_a_requirement_may_need_another_version_of_what_the_framework_needs(
+    write: Write, index: PackageIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The packages that the target names keep theirs, and the lock is kept until the requirement goes."""
+    index.add(wheel("old", "1.0", ("numpy<2",)))
+    relock(write("old\n"))
+    assert "what the framework needs is numpy 1.26.4, as the requirements ask for" in caplog.text
+    spec = fresh(write("old\n"))
+    assert (spec.version, versions(spec, "framework")["numpy"], origin(spec)) == ("2.21.0", "1.26.4", "dependencies")
+    before = spec.lock_file.read_bytes()
+    relock(spec)
+    assert spec.lock_file.read_bytes() == before
+    relock(write("einops\n"))
+    assert (origin(spec), versions(fresh(spec), "framework")["numpy"]) == ("", "2.4.6")
+
+
 def test_a_project_for_an_older_python_gets_a_base_that_has_it(
     write: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
 ) -> None:

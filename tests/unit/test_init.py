@@ -471,7 +471,8 @@ def test_which_of_two_files_that_train_alike_is_a_question(
     status, out, err = trainyard("init", *words)
     assert (status, out) == (2, "")
     assert err.splitlines()[-1] == (
-        "init: a/train.py and b/train.py train alike: choose one, as in 'trainyard init --run \"python a/train.py\"', "
+        "init: a/train.py and b/train.py are equally likely: choose the one that trains, as in "
+        "'trainyard init --run \"python a/train.py\"', "
         "or one folder for each image, as in 'trainyard init a'"
     )
     assert not (folder / "trainyard.yaml").exists()
@@ -485,7 +486,7 @@ def test_many_files_that_train_alike_are_one_short_line(tmp_path: Path) -> None:
     assert (
         init.Repository(tmp_path)
         .propose()
-        .question.startswith("0/train.py, 1/train.py, 2/train.py and 6 others train alike: ")
+        .question.startswith("0/train.py, 1/train.py, 2/train.py and 6 others are equally likely: ")
     )
 
 

@@ -15,6 +15,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 TRAIN = "import tensorflow as tf\nfor step in range(2):\n    print(tf.reduce_sum(tf.ones(2)))\n"
 PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"]\n'
+POETRY = '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npython = "^3.10"\neinops = "~0.8.1"\n'
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,10 @@ PROJECT = '[project]\nname = "mine"\nversion = "1"\ndependencies = ["tensorflow"
             {"requirements.txt": "", "pyproject.toml": "[dependency-groups]\nfit = []\n"},
             "groups: [fit]}' takes it instead",
         ),
-        ({"pyproject.toml": '[tool.poetry]\npackage-mode = false\n'}, "what Poetry requires is not read without"),
+        (
+            {"pyproject.toml": POETRY + '[tool.poetry.group.more.dependencies]\nmako = "1.2.4"\n'},
+            "of [dependency-groups], more is not read: 'requirements: {file: pyproject.toml, groups: [more]}' takes it",
+        ),
         ({"setup.cfg": "[options]\ninstall_requires = einops\n"}, "setup.cfg: is not read without a setup.py"),
         (
             {"pyproject.toml": PROJECT, "train.py": '# /// script\n# dependencies = ["tqdm"]\n# ///\n' + TRAIN},
@@ -151,6 +155,11 @@ HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "e
             {"requirements": {"file": "pyproject.toml", "extras": ["train"]}},
             ["einops==0.8.1 pyproject.toml:5"],
         ),
+        (
+            {"pyproject.toml": POETRY},
+            {"requirements": "pyproject.toml"},
+            ["einops (>=0.8.1,<0.9.0) pyproject.toml:5"],
+        ),
         ({"Pipfile": '[packages]\neinops = "==0.8.1"\nbig = {git = "x"}\n'}, {"requirements": ["einops==0.8.1"]}, []),
         (
             {"Pipfile": '[packages]\na = {version = "1", extras = ["b"], markers = "os_name == \'posix\'"}\n'},
@@ -188,6 +197,38 @@ def test_a_form_of_requirements_is_read(
     lines = [f"{line.text} {line.where}" for line in wanted.lines if read]
     sources = [f"{one.name}@{one.location} {one.line.where}" for one in wanted.sources]
     assert lines + sources == read
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "tensorflow\r\neinops==0.8.1\r\n".encode("utf-16"),  # of PowerShell
+        b"tensorflow\neinops==0.8.1 --index-url https://mirror.test/whl/cu118\n",
+        b"tensorflow\neinops==0.8.1  -i https://mirror.test/simple --trusted-host mirror.test\n",
+    ],
+)
+def test_a_list_that_pip_takes_is_taken(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "requirements.txt").write_bytes(content)
+    assert trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")[0] == 0
+    wanted = requirements.of_image(repository())
+    assert [f"{line.text} {line.where}" for line in wanted.lines] == [
+        "tensorflow requirements.txt:1", "einops==0.8.1 requirements.txt:2",
+    ]  # fmt: skip
+    assert not wanted.addresses
+
+
+def test_condas_explicit_list_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "environment.yml").write_text("# conda list\n@EXPLICIT\nhttps://conda.test/x.conda\n", encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--target", "tf-cpu", "--run", "python train.py")
+    assert status == 0 and "environment.yml: lists requirements and is not read: list what it has" in err, err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ from trainyard.image.resolver import NAME, Failed
 from trainyard.workspace.lines import Line
 
 
+class NoSolution(UserError):
+    """Tell that requirements contradict each other, or what the image has."""
+
+
 @contextmanager
 def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
     """Say in one line why uv found no solution, with the user's line that it is about.
@@ -52,22 +56,8 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
         subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
-        reason = _other_base(request, reason) or reason + _other_version(lines, reason)
-        raise UserError(f"{subject} cannot be installed: {reason}") from None
-
-
-def _other_version(lines: Sequence[Line], reason: str) -> str:
-    """Return how to have another version of a package of the target that a requirement excludes; else nothing.
-
-    Args:
-        lines: the user's, ``reason``: uv's for which there is no solution.
-    """
-    needed = re.search(r"this image needs ([\w.-]+)==", reason)
-    if not needed or any(line.name == needed[1] for line in lines):
-        return ""
-    ranges = re.findall(rf"depends? on {re.escape(needed[1])}([<>=!~]\S+)", reason)
-    wanted = f"{needed[1]}{ranges[-1].rstrip('.,')}" if ranges else ""
-    return f" Require '{wanted}', too, and the image has that version, if its framework allows it." if wanted else ""
+        reason = _other_base(request, reason) or reason
+        raise NoSolution(f"{subject} cannot be installed: {reason}") from None
 
 
 def _other_base(request: Request, reason: str) -> str:

@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 #: https://github.com/pytorch/xla#installation
 _BUILT_FOR = {"torch-xla": "torch"}
 
+#: The reason, as the lock records it, for which the framework's packages have the target's versions, and what they need
+#: has others, since a requirement needs those.
+MOVED = "dependencies"
+
 
 def reasons(spec: RepositorySpec, wanted: Wanted) -> list[Line]:
     """Return the lines for which the framework cannot be that of the target; none if it can.

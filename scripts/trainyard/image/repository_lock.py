@@ -26,9 +26,9 @@ from trainyard.image import (
     resolution,
 )
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.explanation import explained
+from trainyard.image.explanation import NoSolution, explained
 from trainyard.image.resolution import Request, Resolution, Resolved, versions_of
-from trainyard.image.resolver import check_conflicts, default_index, pins
+from trainyard.image.resolver import Failed, check_conflicts, default_index, pins
 from trainyard.spec import framework, markers, matrix, model, pylock, state
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Unreadable, ordered, versions
@@ -149,18 +149,29 @@ def resolve(
         constrain: is called for each platform.
     """
     spec, reasons = _on_base(build_backends.asked(spec), old)
-    asked = framework_choice.text(reasons)
-    kept = old if old and lock_origin.is_of(old, spec) and old.origin and old.origin.framework == asked else None
-    platforms = model.each_platform(spec)
-    if kept and not all(kept.of(one.arch) for one in platforms):
-        lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
-    previous = _Previous(old or Lock(), kept is not None, upgraded)
-    indexed = _resolved(_request(spec, previous, constrain), previous, reasons)
+
+    def resolved(reasons: Sequence[Line]) -> tuple[Origin | None, dict[str, dict[str, Locked]]]:
+        asked = framework_choice.text(reasons)
+        kept = old if old and lock_origin.is_of(old, spec) and old.origin and old.origin.framework == asked else None
+        if kept and not all(kept.of(one.arch) for one in model.each_platform(spec)):
+            lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
+        previous = _Previous(old or Lock(), kept is not None, upgraded)
+        return kept.origin if kept else None, _resolved(_request(spec, previous, constrain), previous, reasons)
+
+    try:
+        origin, indexed = resolved(reasons)
+    except NoSolution as refused:
+        if reasons or spec.base_contents:
+            raise
+        reasons = [Line(framework_choice.MOVED, spec.file, 1)]
+        try:
+            origin, indexed = resolved(reasons)
+        except (UserError, StepFailed):
+            raise refused from None
     lock = Lock(spec.python_version, indexed)
-    origin = kept.origin if kept else None
     return spec, replace(
         lock,
         origin=Origin(
@@ -169,7 +180,7 @@ def resolve(
             target=spec.extends.target,
             base=_base(spec, origin),
             inputs=lock_origin.inputs(spec, lock),
-            framework=asked,
+            framework=framework_choice.text(reasons),
         ),
     )
 
@@ -468,23 +479,41 @@ def _asked_frameworks(
         everything = replace(
             request, index=package_index.extra(spec.parent, index), kept=previous.kept(of_targets, old)
         )
+        asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
         try:
             with explained(request, [*reasons, *request.wanted.lines]):
-                found[index] = framework_choice.resolve_framework(everything, lines)
+                found[index] = _free_if_needed(everything, lines, free=not asked_for and not agreed)
         except (UserError, StepFailed) as error:
-            asked_for = any(framework.installs_as(line.name, [package.name for package in lines]) for line in reasons)
             if index != DEFAULT:
                 logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
-            elif isinstance(error, StepFailed) or asked_for:
+            elif isinstance(error, StepFailed) or asked_for or reasons[0].text == framework_choice.MOVED:
                 raise
             else:
                 raise contradictions.contradiction(spec, reasons[0], targets[0].versions) from None
     chosen = versions(pin for every in found[DEFAULT].values() for pin in every)
+    if reasons[0].text == framework_choice.MOVED:
+        other = [f"{name} {one}" for name, one in chosen.items() if targets[0].versions.get(name, one) != one]
+        logger.info(f"{spec.target}: what the framework needs is {', '.join(other)}, as the requirements ask for")
+        return found
     shown = ", ".join(
         f"{name} {chosen[name]}" for name in dict.fromkeys(line.name for line in (*lines, *reasons)) if name in chosen
     )
     logger.info(f"{spec.target}: {shown}: {reasons[0].where} asks for {reasons[0].shown}")
     return found
+
+
+def _free_if_needed(request: Request, lines: Sequence[Line], *, free: bool) -> Resolved:
+    """Return the framework in the versions of ``lines``; ``free``: or else in any that suits everything."""
+    try:
+        return framework_choice.resolve_framework(request, lines)
+    except Failed as refused:
+        if not (free and refused.unsatisfiable):
+            raise
+        try:
+            anything = [replace(line, text=framework.without_version(line.text)) for line in lines]
+            return framework_choice.resolve_framework(request, anything)
+        except Failed:
+            raise refused from None
 
 
 def _indexes(spec: RepositorySpec) -> list[str]:

@@ -62,6 +62,18 @@ _VARIABLES = re.compile(
 #: The folder in which the Python of :func:`_python` leaves the PKG-INFO of a source distribution.
 _UNTOLD = "TRAINYARD_UNTOLD"
 
+#: What that Python runs. A source distribution without PKG-INFO is in NAME/VERSION/REVISION/src of uv's cache.
+_NO_BUILDS = f"""
+import os, pathlib, shutil, sys
+if not sys.flags.isolated:
+    told = pathlib.Path(os.environ["{_UNTOLD}"], "PKG-INFO")
+    if os.path.exists("PKG-INFO"):
+        shutil.copy("PKG-INFO", told)
+    else:
+        told.write_text("Name: {{}}\\nVersion: {{}}\\n".format(*pathlib.Path.cwd().parts[-4:-2]))
+    sys.exit(1)
+"""
+
 
 @cache
 def _python() -> tempfile.TemporaryDirectory[str]:
@@ -74,9 +86,8 @@ def _python() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="trainyard-python-")
     venv.create(folder.name, symlinks=True)
     packages = sysconfig.get_path("purelib", "venv", {"base": folder.name})
-    told = f"shutil.copy('PKG-INFO', os.environ['{_UNTOLD}'])"
-    line = f"import os, shutil, sys; sys.flags.isolated or ({told}, sys.exit(1))\n"
-    Path(packages, "no_builds.pth").write_text(line, encoding="utf-8")
+    Path(packages, "no_builds.py").write_text(_NO_BUILDS, encoding="utf-8")
+    Path(packages, "no_builds.pth").write_text("import no_builds\n", encoding="utf-8")
     return folder
 
 
@@ -247,11 +258,12 @@ class Project:
 
 
 def _pkg_info(path: Path) -> tuple[str, str] | None:
-    """Return name and version of a PKG-INFO; None if there is none."""
+    """Return name and version of a PKG-INFO; None if there is none with a version."""
     if not path.is_file():
         return None
     about = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"), headersonly=True)
-    return canonicalize_name(about.get("Name", "")), about.get("Version", "")
+    name, version = canonicalize_name(about.get("Name", "")), about.get("Version", "")
+    return (name, version) if re.match(r"\d", version) else None
 
 
 def _check_cache(environment: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ Documents are checked against a strict model.
 
 from __future__ import annotations
 
+import codecs
 import datetime
 import functools
 import itertools
@@ -98,13 +99,18 @@ def content(path: Path) -> bytes:
 def text(path: Path, errors: str = "strict") -> str:
     """Return the text of a file, whose lines end with a line feed; see :func:`content`, which raises errors, too.
 
+    It is UTF-8, or UTF-16 that says so, as PowerShell writes and pip reads:
+    https://pip.pypa.io/en/stable/reference/requirements-file-format/#encoding
+
     Args:
         errors: what becomes of bytes that are not UTF-8, as for :func:`open`.
     Raises:
-        UserError: it is not UTF-8.
+        UserError: it is neither.
     """
+    found = content(path)
+    encoding = "utf-16" if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        return re.sub("\r\n?", "\n", content(path).decode("utf-8-sig", errors))
+        return re.sub("\r\n?", "\n", found.decode(encoding, errors))
     except UnicodeDecodeError:
         raise UserError(f"{relative(path)}: not UTF-8 text") from None
 

@@ -24,6 +24,7 @@ from trainyard.spec import yaml_source
 from trainyard.spec.markers import Fits
 from trainyard.spec.workspace import folders_upwards
 from trainyard.spec.yaml_source import relative
+from trainyard.workspace import poetry_table
 from trainyard.workspace.lines import (
     Found,
     Line,
@@ -242,7 +243,12 @@ def told_lines(project: Project, word: str) -> list[Line]:
     # A folder beside the project, as the container has it.
     beside = f"{project.folder.parent.as_uri().rstrip('/')}/"
     texts = [(text, text.replace(IN_CONTAINER, beside)) for text in project.dependencies]
-    return [Line(here, project.file, line_with(project.file, text, word) or 1) for text, here in texts]
+    lines = []
+    for text, here in texts:
+        name = re.split(r"[^\w.-]", text)[0]
+        number = line_with(project.file, text) or line_with(project.file, f"{name} =") or line_with(project.file, word)
+        lines.append(Line(here, project.file, number or 1))
+    return lines
 
 
 def extra_lines(
@@ -281,15 +287,19 @@ def extra_lines(
 
 
 def groups(path: Path) -> dict[str, list[str]]:
-    """Return the groups of a pyproject.toml and the requirements that each lists, without those of included groups."""
-    listed = table(toml(path).data, "dependency-groups")
-    return {name: [one for one in lines if isinstance(one, str)] for name, lines in listed.items()}
+    """Return the groups of a pyproject.toml, also Poetry's, and what each lists, without those of included groups."""
+    return {name: [one for one in lines if isinstance(one, str)] for name, lines in _groups(toml(path)).items()}
+
+
+def _groups(source: Toml) -> dict[str, list[Any]]:
+    of_poetry = poetry_table.groups(source.path) if table(source.data, "tool", "poetry") else {}
+    return {**of_poetry, **table(source.data, "dependency-groups")}
 
 
 def _group_lines(source: Toml, groups: Sequence[str]) -> list[Line]:
     from packaging.dependency_groups import resolve_dependency_groups
 
-    available = table(source.data, "dependency-groups")
+    available = _groups(source)
     names = {canonicalize_name(name): name for name in available}
     lines = []
     for group in groups:

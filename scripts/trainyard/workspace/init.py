@@ -54,7 +54,7 @@ _OTHER_PURPOSE = re.compile(
     "eval|evaluate|evaluation|tests?|demo|infer|inference|predict|prediction|generate|sample|plot|convert|download"
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
-_ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|scripts/data)/")
+_ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 
 #: What follows the name of a module in the path of its file.
 _MODULE = (".py", "/__init__.py")
@@ -268,7 +268,8 @@ class Repository:
         places = f"{', '.join(paths[: min(len(paths) - 1, 3)])} and {last}"
         folder = paths[0].rpartition("/")[0]
         apart = f", or one folder for each image, as in 'trainyard init {folder}'" if folder else ""
-        return f"{places} train alike: choose one, as in 'trainyard init --run \"{first[0].command}\"'{apart}"
+        chosen = f"choose the one that trains, as in 'trainyard init --run \"{first[0].command}\"'"
+        return f"{places} are equally likely: {chosen}{apart}"
 
     def _others(self, command: Candidate | None) -> list[str]:
         """Return the line about programs that train in other folders than the command's; none without them."""
@@ -276,7 +277,7 @@ class Repository:
         found: dict[str, str] = {}
         for one in self.commands:
             folder = one.path.rpartition("/")[0]
-            if folder not in taken and one.words == ("python", one.path) and not any(one.rank[:2]):
+            if folder not in taken and one.words == ("python", one.path) and not any(one.rank[:4]):
                 found.setdefault(folder, one.path)
         if not found:
             return []
@@ -465,7 +466,8 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
                 (command,) if command else sources.run_as(source),
                 source.path,
                 f"a command of the project, {target}" if command else why,
-                (not trains, bool(_ASIDE.search(source.path)), rank, depth),
+                # A file with a name for training comes before one that only trains, and examples before what is deep.
+                (not trains, rank == len(_TRAINING), depth > 3, bool(_ASIDE.search(source.path)), rank, depth),
             )
         )
     for name in names if not commands else ():

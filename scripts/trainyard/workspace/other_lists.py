@@ -55,7 +55,7 @@ def unread(
     if script and script not in taken and dependency_tables.has_header(root / script):
         yield f"{script}: its header is not read: 'requirements: {script}' of trainyard.yaml takes it instead"
     if not (wanted.file or wanted.untold):
-        yield from _without_backend(root, names)
+        yield from _without_backend(names)
     yield from _tables(root, names, wanted, project)
     for name in names:
         if name in taken or not (listed := copied_lists.of_file(root / name)):
@@ -66,16 +66,10 @@ def unread(
             yield f"{name}: lists {', '.join(lost)}, which no list that is read has: {_COPY}"
 
 
-def _without_backend(root: Path, names: Sequence[str]) -> Iterator[str]:
-    """Yield lines about projects that no build backend can be asked about."""
+def _without_backend(names: Sequence[str]) -> Iterator[str]:
+    """Yield a line about a project that no build backend can be asked about."""
     if "setup.cfg" in names and "setup.py" not in names and "pyproject.toml" not in names:
         yield f"setup.cfg: is not read without a setup.py or a [build-system] in pyproject.toml: {_COPY}"
-    document = dependency_tables.toml(root / "pyproject.toml").data if "pyproject.toml" in names else {}
-    if dependency_tables.table(document, "tool", "poetry") and "poetry.lock" not in names:
-        yield (
-            "pyproject.toml: what Poetry requires is not read without a package to build: 'poetry export --output "
-            "requirements.txt' makes a list of it"
-        )
 
 
 def _tables(root: Path, names: Sequence[str], wanted: Choice, project: Project | None) -> Iterator[str]:
@@ -83,7 +77,7 @@ def _tables(root: Path, names: Sequence[str], wanted: Choice, project: Project |
     if "pyproject.toml" not in names:
         return
     extras = list(project.optional_dependencies) if project else []
-    groups = list(dependency_tables.table(dependency_tables.toml(root / "pyproject.toml").data, "dependency-groups"))
+    groups = list(dependency_tables.groups(root / "pyproject.toml"))
     for what, key, listed, taken in (
         ("[project.optional-dependencies]", "extras", extras, wanted.extras),
         ("[dependency-groups]", "groups", groups, wanted.groups),

@@ -25,6 +25,7 @@ from trainyard.spec.markers import requirement
 from trainyard.spec.model import relative
 from trainyard.spec.repository_files import check_links, git_root
 from trainyard.spec.workspace import Told, Workspace
+from trainyard.workspace import poetry_table
 from trainyard.workspace.dependency_tables import table, toml
 from trainyard.workspace.lines import OF_EXTRA, text_of, where
 from trainyard.workspace.project import Project, checked
@@ -200,6 +201,8 @@ def read(folder: Path, told: Told | None = None) -> Project | None:
     has_setup = (folder / "setup.py").is_file()
     if "project" in document:
         project = _of_project_table(file, document, told)
+    elif table(document, "tool", "poetry"):
+        project = _of_poetry(file, told)
     elif "build-system" in document or has_setup or (file.is_file() and _names_project(folder / "setup.cfg")):
         project = _of_backend(file if "build-system" in document or not has_setup else folder / "setup.py", told)
         if canonicalize_name(project.name) == _NO_PROJECT:
@@ -320,6 +323,22 @@ def _of_backend(file: Path, told: Told | None) -> Project:
         return of_metadata(file, told)
     reason = _failed(backend(file.parent), told)
     return Project(file, unknown={"dependencies": f"{reason}: {_NEEDED['dependencies']}"})
+
+
+def _of_poetry(file: Path, told: Told | None) -> Project:
+    """Return a project with Poetry's own table, whose scripts and modules its build backend tells."""
+    project = poetry_table.project(file)
+    if project is None:
+        return _of_backend(file, told)
+    if told and told.metadata:
+        answer = of_metadata(file, told)
+        return dataclasses.replace(project, version=answer.version, entry_points=answer.entry_points)
+    if not project.installed:
+        return project
+    if told is None:
+        return dataclasses.replace(project, pending="scripts and the folders of its modules")
+    reason = _failed(backend(file.parent), told)
+    return dataclasses.replace(project, unknown={"scripts": f"{reason}: {_NEEDED['scripts']}"})
 
 
 def _failed(of: Backend, told: Told) -> str:

@@ -27,7 +27,8 @@ _NOT_RUN = re.compile(
 
 #: Mark -> the calls, names and attributes that show it.
 _MARKS = {
-    "trains": "backward|GradientTape|zero_grad|fit|Trainer|train_on_batch|optimizer_step",
+    "trains": "backward|GradientTape|zero_grad|fit|Trainer|train_on_batch|optimizer_step|value_and_grad|apply_gradients"
+    "|apply_updates",
     "download": "load_dataset|from_pretrained|urlretrieve|hf_hub_download|snapshot_download|download_url|urlopen"
     "|download_and_extract_archive|dataset_download|load_data",
     "asks": "is_available|current_accelerator|device_count|list_physical_devices|xla_device|Accelerator",

@@ -16,7 +16,7 @@ from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
 from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
-from trainyard.workspace.lines import Found, where
+from trainyard.workspace.lines import Found, text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
@@ -90,16 +90,20 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     Raises:
         UserError: a file has a mistake.
     """
-    listed = [(text, where(project.file, text)) for text in project.dependencies] if project else []
+    listed = (
+        [(line.text, line.where) for line in dependency_tables.told_lines(project, "dependencies")] if project else []
+    )
     pyproject = project is not None and project.file.name == "pyproject.toml"
     document = dependency_tables.toml(root / "pyproject.toml") if "pyproject.toml" in names else None
     table = dependency_tables.table(document.data, "project") if document else {}
-    if listed and table and "dependencies" not in table.get("dynamic", []):
+    poetry = bool(document and not table and dependency_tables.table(document.data, "tool", "poetry"))
+    if listed and (poetry or (table and "dependencies" not in table.get("dynamic", []))):
         if "uv.lock" in names:
             return Choice("uv.lock", why="the project is locked with uv", lines=listed)
         if "pylock.toml" in names:
             return _of_pylock(root)
-        return Choice("pyproject.toml", why="[project] lists dependencies", lines=listed)
+        why = f"[{'tool.poetry.dependencies' if poetry else 'project'}] lists dependencies"
+        return Choice("pyproject.toml", why=why, lines=listed)
     found = Found()
     cells = copied_lists.installed(root / script) if script.startswith(f"{workspace.GENERATED}/") else []
     if script and dependency_tables.has_header(root / script):
@@ -154,6 +158,8 @@ def conda(path: Path) -> Choice | None:
 
     https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-environments.html#create-env-file-manually
     """
+    if "@EXPLICIT" in text_of(path).splitlines():  # no YAML: https://docs.conda.io/projects/conda/en/latest/user-guide/
+        return None  # tasks/manage-environments.html#identical-conda-envs
     data = yaml_source.read(path)
     entries = yaml_source.plain(data).get("dependencies")
     entries = entries if isinstance(entries, list) else []

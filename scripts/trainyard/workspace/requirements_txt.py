@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from trainyard.workspace.lines import Found, Line, is_direct, parse_direct, pars
 
 #: Options of a requirement, after its text.
 _OPTIONS = re.compile(r"\s+--(hash|config-settings?|global-option|install-option)\b.*")
+
+#: An index on the line of a requirement, which pip does not read; :mod:`trainyard.workspace.torch_variant` does.
+_INDEX_OF_LINE = re.compile(
+    r"(?m)^([ \t]*[^-#\s].*?)[ \t]+(?:(?:--(?:extra-)?index-url|--find-links|--trusted-host|-[if])[= ]\S+[ \t]*)+$"
+)
 
 #: What pip takes as a hash: https://pip.pypa.io/en/stable/topics/secure-installs/#hash-checking-mode.
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
@@ -33,8 +39,10 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
     """
     from pip_requirements_parser import RequirementsFile
 
-    yaml_source.text(path)  # the parser raises other errors for what cannot be read
-    parsed = RequirementsFile.from_file(str(path), include_nested=False)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as copy:
+        copy.write(_INDEX_OF_LINE.sub(r"\1", yaml_source.text(path)))
+        copy.flush()
+        parsed = RequirementsFile.from_file(copy.name, include_nested=False)
     if parsed.invalid_lines:
         first = parsed.invalid_lines[0]
         reason = " ".join(first.error_message.removeprefix("pip_requirements_parser: error: ").split())

@@ -39,7 +39,9 @@ _OF_BACKEND = {"scikit-build-core": ("cmake", "ninja"), "meson-python": ("ninja"
 
 
 #: The files that say something: those of every source distribution, and those of setuptools.
-_FILES = re.compile(r"[^/]+/(PKG-INFO|pyproject\.toml|(?:[^/]+/)?[^/]+\.egg-info/(requires\.txt|SOURCES\.txt))")
+_FILES = re.compile(
+    r"[^/]+/(PKG-INFO|setup\.py|pyproject\.toml|(?:[^/]+/)?[^/]+\.egg-info/(requires\.txt|SOURCES\.txt))"
+)
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def of_archive(name: str, archive: bytes) -> SourceDistribution:
                         found[kind] = file.read()
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError):
         raise StepFailed(f"{name} is no source distribution: neither a tar nor a zip archive") from None
-    if "PKG-INFO" not in found:
-        raise StepFailed(f"{name} is no source distribution: it has no PKG-INFO")
-    requires, final = _requires(found)
+    if not {"PKG-INFO", "setup.py"} & found.keys():
+        raise StepFailed(f"{name} is no source distribution: it has no PKG-INFO and no setup.py")
+    requires, final = _requires(found) if "PKG-INFO" in found else ((), False)
     try:
         build_requires = _build_requires(found.get("pyproject.toml", b"").decode())
     except ValueError as error:  # of the encoding, of TOML or of a requirement
