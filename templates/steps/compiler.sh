@@ -1,9 +1,10 @@
 #!/bin/bash
-# What torch.compile needs: C and C++ compilers and Python's headers, without link-time optimization, sanitizers, static
-# libraries and profilers. It depends on the base alone: one layer for all images (docs/decisions/0014).
+# compiler.sh [PACKAGE]: what torch.compile needs: C and C++ compilers and the package of Python's headers, without
+# link-time optimization, sanitizers, static libraries and profilers. It depends on the base alone: one layer for all
+# images (docs/decisions/0014).
 set -Eeuo pipefail
 . /tmp/apt.sh
-install_packages g++ libpython3-dev
+install_packages g++ "$@"
 # Small archives stay: programs name them with -lpthread and -ldl, and they are empty since glibc 2.34.
 find /usr/lib/gcc /usr/lib/*-linux-gnu -name '*.a' -size +64k ! -name 'libgcc*.a' -delete
 rm -rf /usr/lib*/gcc/*/*/lto1 /usr/bin/*lto-dump* /usr/bin/*gcov*

@@ -24,8 +24,11 @@ if [ -n "$base" ]; then
     echo "error: this base has Python $installed, and $base has $version" >&2
     exit 1
   fi
+  # A compiled Python has pip, which is in no lock, and no byte code.
+  rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/pip*
   # The byte code that Debian's scripts compile depends on times; checked by hash, it depends on the sources alone.
-  find /usr/lib/python3* -name __pycache__ -prune -exec rm -rf {} +
-  python3 -B -m compileall -q --invalidation-mode unchecked-hash /usr/lib/python3 "/usr/lib/python$version"
+  library=$(python3 -c 'import sys; print(sys.prefix)')/lib
+  find "$library"/python3* -name __pycache__ -prune -exec rm -rf {} +
+  python3 -B -m compileall -q --invalidation-mode unchecked-hash "$library"/python3*
 fi
 settle

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Install uv with the hashes of uv.lock, which builds of packages find as /locks/uv.lock, and make an environment without
 # packages: code of those of a base, which a .pth file names, runs whenever its Python starts. PYTHON is the interpreter
-# of a base that holds a framework.
+# of a base that holds a framework, or that has a Python which no Debian package brought.
 set -Eeuo pipefail
 install -D --mode=644 /steps/uv.lock /locks/uv.lock
 [ ! -s /run/secrets/ca ] || export PIP_CERT=/run/secrets/ca

@@ -153,7 +153,7 @@ def test_a_package_without_a_wheel_for_the_python_of_the_base_names_a_base_that_
 @pytest.mark.parametrize(
     ("requirements", "extends", "python"),
     [
-        ("older\n", "cpu", ""),
+        ("oldest\n", "cpu", ""),
         ("old\nnew\n", "cpu", ""),
         ("old\n", "tf-cpu", ""),
         ("old\n", "cpu", ">=3.12"),
@@ -163,12 +163,44 @@ def test_no_base_is_named_on_which_the_requirements_cannot_be_installed_either(
     write: Write, index: PackageIndex, requirements: str, extends: str, python: str
 ) -> None:
     """tensorflow-cpu 2.21.0 of tf-cpu has no wheel for Python 3.11 here."""
-    for name, tag in (("older", "cp310-cp310"), ("old", "cp311-cp311"), ("new", "cp313-cp313")):
+    for name, tag in (("oldest", "cp39-cp39"), ("old", "cp311-cp311"), ("new", "cp313-cp313")):
         index.add(wheel(name, "1.0", (), f"{tag}-manylinux_2_17_x86_64"))
     words = r"^requirements\.txt:1: .* because .* has no wheels with a matching Python \w+ tag \(e\.g\., `cp313`\)"
     with pytest.raises(UserError, match=words) as error:
         relock(write(requirements, extends=extends, python=python))
     assert "give another base" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("python", "base"),
+    [("==3.12.*", "python-3.12"), ("<3.11", "python-3.10"), (">=3.14", "python-3.14"), ("~=3.12.4", "python-3.12")],
+)
+def test_each_python_that_a_project_asks_for_has_a_base(write: Write, python: str, base: str) -> None:
+    spec = write("einops\n", extends="cpu", python=python)
+    relock(spec)
+    assert fresh(spec).base == base and is_current(spec)
+    text = dockerfile.dockerfile(fresh(spec))
+    assert "PYTHON=/usr/local/bin/python3" in text and "libpython3-dev" not in text, "it was compiled, with its headers"
+    assert "/pythons/" not in text, "its layers are not shared"
+    assert " tini ca-certificates" in text and " python3 " not in text
+
+
+def test_a_framework_without_a_wheel_for_the_base_that_is_given_names_the_pythons_that_have_one(
+    write: Write, index: PackageIndex
+) -> None:
+    with pytest.raises(UserError) as error:
+        relock(write("", "framework: tensorflow==2.20.0\nbase: python-3.14\n"))
+    assert str(error.value) == (
+        "trainyard.yaml:4: tensorflow-cpu==2.20.0 has no wheel for linux/amd64 and Python 3.14 of python-3.14, but for "
+        "3.11 and 3.13"
+    )
+    index.add(wheel("tensorflow-cpu", "2.21.0", (), "cp312-cp312-manylinux_2_17_x86_64"))
+    with pytest.raises(UserError) as error:
+        relock(write("", "base: python-3.14\n"))
+    assert str(error.value) == (
+        "trainyard.yaml:4: tensorflow-cpu==2.21.0 has no wheel for linux/amd64 and Python 3.14 of python-3.14, but for "
+        "3.12 and 3.13"
+    )
 
 
 def test_a_home_directory_that_cannot_be_written_names_the_folder_that_uv_needs(
@@ -259,28 +291,34 @@ def test_platforms_have_the_same_version(write: Write) -> None:
     [
         (
             "tensorflow==2.19.0\n", "", "",
-            "requirements.txt:1: tensorflow-cpu==2.19.0 has no wheel for linux/amd64 and Python 3.13 of debian-13 or "
-            "3.11 of debian-12: the nearest that has one is 2.20.0 (Python 3.13)",
+            "requirements.txt:1: tensorflow-cpu==2.19.0 has no wheel for linux/amd64 and Python 3.10, 3.11, 3.12, "
+            "3.13 or 3.14: the nearest that has one is 2.20.0 (Python 3.13)",
         ),
         (
             "tensorflow==2.18.0\n", "", ">=3.12",
-            "requirements.txt:1: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.13 of debian-13 "
-            "(pyproject.toml:4 excludes Python 3.11 of debian-12): the nearest that has one is 2.20.0 (Python 3.13)",
+            "requirements.txt:1: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.12, 3.13 or "
+            "3.14 (pyproject.toml:4 excludes Python 3.10 and 3.11): the nearest that has one is 2.20.0 (Python 3.13)",
         ),
         (
             "tensorflow>=3\n", "", "",
-            "requirements.txt:1: tensorflow-cpu>=3 has no wheel for linux/amd64 and Python 3.13 of debian-13 or "
-            "3.11 of debian-12: the nearest that has one is 2.21.0 (Python 3.13)",
+            "requirements.txt:1: tensorflow-cpu>=3 has no wheel for linux/amd64 and Python 3.10, 3.11, 3.12, 3.13 "
+            "or 3.14: the nearest that has one is 2.21.0 (Python 3.13)",
         ),
         (
             "", "framework: tensorflow==2.18.0\nbase: debian-13\n", "",
-            "trainyard.yaml:4: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.13 of debian-13: the "
-            "nearest that has one is 2.20.0 (Python 3.13)",
+            "trainyard.yaml:4: tensorflow-cpu==2.18.0 has no wheel for linux/amd64 and Python 3.13 of debian-13, but "
+            "for 3.11: the nearest that has one is 2.20.0 (Python 3.13)",
         ),
         (
             "tensorflow==2.20.0\n", "", "<3.11",
-            "pyproject.toml:4: requires-python '<3.11' excludes Python 3.13 of tf-cpu: relax it, or extend another "
-            "target",
+            "requirements.txt:1: tensorflow-cpu==2.20.0 has no wheel for linux/amd64 and Python 3.10 (pyproject.toml:4 "
+            "excludes Python 3.11, 3.12, 3.13 and 3.14)",
+        ),
+        (
+            "tensorflow==2.20.0\n", "", "<3.10",
+            "pyproject.toml:4: requires-python '<3.10' excludes Python 3.13 of tf-cpu: relax it, or allow the Python "
+            "of a base: debian-12 (Python 3.11), debian-13 (Python 3.13), python-3.12 (Python 3.12), python-3.10 "
+            "(Python 3.10), python-3.14 (Python 3.14), debian-14 (Python 3.14)",
         ),
         ("", "framework: torch==2.9.1\n", "",
          "trainyard.yaml:4: framework: 'torch==2.9.1' is not in the framework of 'tf-cpu': tensorflow-cpu, tensorflow"),

@@ -207,7 +207,7 @@ def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Propos
 
 
 @pytest.mark.parametrize(
-    ("python", "said"), [("3.13.2", ""), ("3.10", "asks for python=3.10: the image has Python 3.13")]
+    ("python", "said"), [("3.13.2", ""), ("3.9", "asks for python=3.9: the image has Python 3.13, and the bases are ")]
 )
 def test_a_python_of_conda_that_no_other_base_has_leaves_the_targets(
     proposed: Proposed, python: str, said: str
@@ -216,6 +216,30 @@ def test_a_python_of_conda_that_no_other_base_has_leaves_the_targets(
     assert "base" not in document
     assert said in err
     assert ("asks for python" in err) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("files", "base", "why"),
+    [
+        ({".python-version": "3.12\n"}, "python-3.12", ".python-version asks for Python 3.12"),
+        ({".python-version": "# pyenv\ncpython-3.10.4\n"}, "python-3.10", ".python-version asks for Python 3.10"),
+        ({".python-version": "pypy3.10\nmy-env\n3.13.1\n"}, "", ""),
+        ({"runtime.txt": "python-3.11.9\n"}, "debian-12", "runtime.txt asks for Python 3.11"),
+        ({"python": ">=3.12,<3.13"}, "python-3.12", "pyproject.toml requires Python >=3.12,<3.13"),
+        ({"python": ">=3.10"}, "", ""),
+        ({"python": ">=3.12", ".python-version": "3.14"}, "python-3.14", ".python-version asks for Python 3.14"),
+        ({"python": ">=3.12", ".python-version": "3.11"}, "", ".python-version asks for Python 3.11: the image has"),
+    ],
+)
+def test_the_base_has_the_python_that_files_of_the_repository_ask_for(
+    proposed: Proposed, files: dict[str, str], base: str, why: str
+) -> None:
+    given = {name: text for name, text in files.items() if name != "python"} | {"train.py": TRAIN.format(more="")}
+    if python := files.get("python"):
+        given["pyproject.toml"] = f'[project]\nname = "mine"\nversion = "1"\nrequires-python = "{python}"\n'
+    document, said = proposed(given)
+    assert document.get("base", "") == base
+    assert (f"base: {base} ({why})\n" if base else why) in said
 
 
 #: An entry of [tool.poetry.dependencies] -> the requirements it becomes. The ranges are those of the tables at
@@ -907,3 +931,23 @@ def test_trainers_that_train_alike_may_have_a_folder_each(monorepo: Callable[...
     assert err.endswith("\"', or one folder for each image, as in 'trainyard init text'\n")
     _, _, err = trainyard("init", "--run", "python text/train.py")
     assert "also found: vision/train.py; for an image of it: 'trainyard init vision'\n" in err
+
+
+def test_what_no_image_may_have_is_left_out_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "train.py": "import torch\nloss.backward()\n",
+        ".env": "KEY=1\n",
+        "old.git/config": "[core]\n",
+        "a/b.txt": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "old.git" / "HEAD").write_text("ref: refs/heads/main\n", encoding="utf-8")
+    status, _, err = trainyard("init", "--yes")
+    assert status == 0 and ".env: an environment file, which everybody who can pull" in err, err
+    assert "code: [a, train.py]" in (tmp_path / "trainyard.yaml").read_text(encoding="utf-8")
+    assert trainyard("check")[0] == 0

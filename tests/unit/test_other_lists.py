@@ -73,6 +73,14 @@ POETRY = '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npytho
         ),
         ({"apt.txt": "libgl1\n"}, "apt.txt: is not read: name its packages under 'system'"),
         ({"postBuild": "#!/bin/sh\n"}, "postBuild: is not read: nothing of it is run"),
+        (
+            {"requirements.txt": "", "kaggle-requirements.txt": "einops\n", "requirements-dev.txt": "ruff\n"},
+            "kaggle-requirements.txt: lists requirements and is not read: 'requirements: kaggle-requirements.txt' in",
+        ),
+        (
+            {"requirements.txt": "", "conda_env_gpu.yml": "dependencies: [einops]\n"},
+            "conda_env_gpu.yml: lists requirements and is not read",
+        ),
     ],
 )  # fmt: skip
 def test_a_list_that_is_not_read_is_named_with_what_to_do(

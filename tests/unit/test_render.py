@@ -20,7 +20,7 @@ from trainyard.image import dockerfile as render
 from trainyard.image import recipes
 from trainyard.project import generated
 from trainyard.spec import model, naming
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import bases
 from trainyard.spec.lock import DEFAULT, Lock
 
 EXAMPLES = [model.relative(path.parent) for path in sorted(ROOT.glob("examples/*/image.yaml"))]
@@ -204,14 +204,15 @@ def test_the_working_directory_makes_no_layer_unless_the_base_holds_the_framewor
 
 @pytest.mark.parametrize("target", ALL)
 @pytest.mark.parametrize("stage", ["common", "trainers", "launcher"])
-def test_layers_of_all_images_have_the_byte_code_of_each_debian_base(target: str, stage: str) -> None:
+def test_layers_of_all_images_have_the_byte_code_of_each_shared_base(target: str, stage: str) -> None:
     """Their stage is on one base, and has the Python of the others mounted."""
     loaded = model.load(target)
     text = render.dockerfile(loaded)
     below, lines = re.findall(rf"\nFROM (\S+) AS {stage}\n(.*?)\n(?:\n|FROM )", text, re.DOTALL)[0]
     mounted = re.findall(r"from=(\S+),target=/pythons/", lines)
-    own = f"python-{loaded.base}" if loaded.base in debian_bases() else ""
-    assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in debian_bases()]
+    shared = [name for name, base in bases().items() if base.shared]
+    own = f"python-{loaded.base}" if loaded.base in shared else ""
+    assert sorted([own if below == "tools" else below, *mounted]) == [f"python-{base}" for base in shared]
 
 
 def test_each_pair_of_locks_has_a_dockerfile(write_locked_spec: Callable[[str], str], spec_text: str) -> None:

@@ -25,6 +25,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.reference import Reference
 from trainyard.spec import architectures
 from trainyard.spec.architectures import AMD64, ARCHITECTURES, Architecture
+from trainyard.spec.catalog import pythons_of
 from trainyard.spec.model import Base, bases
 from trainyard.spec.naming import FILE_EPOCH, FOLDER, NAME
 from trainyard.workspace.lines import without_credentials
@@ -141,10 +142,7 @@ def _find(
         built_in = context.engine.digest_at_registry(older, context.builder)[0] if older else None
         return Resolved(reference, digest, None, f"{older}@{built_in}" if built_in else of_all_platforms)
     if base.bootstrap is None:
-        raise UserError(
-            f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: set 'TRAINYARD_BASE=<reference>' "
-            "to an image with the same contents"
-        )
+        raise UserError(f"base {base.image} is unreachable ({reason}) and cannot be bootstrapped: {_instead(base)}")
     reference = local_reference(name, architecture)
     for wanted in dict.fromkeys((architecture, machine)):
         if not context.engine.find(local_reference(name, wanted)):
@@ -152,6 +150,16 @@ def _find(
             bootstrap(context.engine, name, base, wanted)
     note = f"base {base.image} is unreachable ({reason}): built on {reference}, bootstrapped from the Debian archive"
     return Resolved(reference, "", note, _local_build_base(context.engine, name, machine))
+
+
+def _instead(base: Base) -> str:
+    """Return what to do about a base that cannot be had, the end of a message."""
+    remedy = "set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
+    others = {name: other.python for name, other in bases().items() if other.bootstrap}
+    same = [name for name, python in others.items() if python == base.python]
+    if base.framework:
+        return remedy
+    return f"{remedy}, or give a base from Debian's archive, as in 'base:' with {pythons_of(same or others)}"
 
 
 def lockable_reference(name: str, context: Context) -> str:
@@ -243,8 +251,7 @@ def bootstrap(engine: Engine, name: str, base: Base, architecture: Architecture)
         StepFailed: mmdebstrap failed; the message ends with its first error.
     """
     if base.bootstrap is None:
-        remedy = "set 'TRAINYARD_BASE=<reference>' to an image with the same contents"
-        raise UserError(f"base {name} cannot be bootstrapped: {remedy}")
+        raise UserError(f"base {name} cannot be bootstrapped: {_instead(base)}")
     engine.require_emulation(architecture.platform)
     _need_mmdebstrap(foreign=architecture != architectures.of_host())
     sources = _sources(base.bootstrap)

@@ -39,7 +39,7 @@ from trainyard.image import base_image, resolver
 from trainyard.sandbox import containers
 from trainyard.spec import state, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import bases, plain_bases
 from trainyard.spec.markers import requirement
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, NAME
@@ -123,7 +123,7 @@ class Backends:
     """Ask build backends in containers of a base's Python, which is made when the first one is asked.
 
     Args:
-        context: of the command. ``base``: name of a base (images/bases.yaml) with Debian's Python.
+        context: of the command. ``base``: name of a base (images/bases.yaml) without a framework.
     """
 
     def __init__(self, context: Context, base: str) -> None:
@@ -131,7 +131,7 @@ class Backends:
 
     @property
     def _python(self) -> str:
-        return debian_bases()[self._base].python
+        return bases()[self._base].python
 
     def told(self, project: Project, compiled: Collection[str] = ()) -> Told:
         """Return what the build backend of a project tells: asked now, or before if no file changed since.
@@ -262,7 +262,7 @@ class Backends:
 
     def _install(self, subject: str, lines: Iterable[str], folder: Path) -> None:
         """Install wheels that a build requires for the container's Python; nothing of them runs."""
-        platform = ARCHITECTURES[self._context.engine.architecture].wheel_platform(debian_bases()[self._base].glibc)
+        platform = ARCHITECTURES[self._context.engine.architecture].wheel_platform(bases()[self._base].glibc)
         wanted = resolver.Project(
             "build-system", list(lines), self._python, self._context.offline, indexes=indexes.of_machine()
         )
@@ -296,9 +296,8 @@ class Backends:
 
 
 def of_spec(spec: Spec) -> Backends:
-    """Return what asks build backends for the image of a repository: in its base, or else in the newest Debian."""
-    known = debian_bases()
-    return Backends(spec.context, spec.base if spec.base in known else sorted(known)[-1])
+    """Return what asks build backends for the image of a repository: in its base, or else in the stable Debian."""
+    return Backends(spec.context, spec.base if spec.base in plain_bases() else "debian-13")
 
 
 def asked(spec: S) -> S:

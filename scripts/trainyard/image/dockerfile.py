@@ -20,7 +20,7 @@ from trainyard.image import facts
 from trainyard.image.wheel_layers import WheelLayer, group
 from trainyard.spec import naming, workspace
 from trainyard.spec.architectures import AMD64
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import DEBIAN_PYTHON, bases
 from trainyard.spec.framework import UNLOCKED
 from trainyard.spec.lock import DEFAULT, Locked, Pin
 from trainyard.spec.model import IMAGES, RepositorySpec, Spec, catalogue, each_platform
@@ -147,7 +147,7 @@ def source_of(spec: Spec) -> str:
 
 @dataclass(frozen=True)
 class OtherPython:
-    """A Debian base that an image is not made from, whose Python compiles byte code for what all images share."""
+    """A base that an image is not made from, whose Python compiles byte code for what all images share."""
 
     name: str
 
@@ -161,7 +161,7 @@ class OtherPython:
 
     @property
     def image(self) -> str:
-        base = debian_bases()[self.name]
+        base = bases()[self.name]
         return base.build_base or base.image
 
 
@@ -196,7 +196,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     )
     named = contexts(spec) | recipe_context(spec)
     pythons = [OtherPython(name) for name in facts.other_pythons(spec)]
-    shared = "tools" if spec.base in debian_bases() else pythons[0].stage
+    shared = pythons[0].stage if spec.framework_in_base else "tools"
     return {
         "spec_file": one_line(source_of(spec)),
         "dockerfile": one_line(from_root(spec.dockerfile(index))),
@@ -217,6 +217,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         ),
         "platform": spec.wheel_platform,
         "interpreter": spec.kind.build_python,
+        "compiled_python": base.interpreter != DEBIAN_PYTHON,
+        "headers": " libpython3-dev" if base.interpreter == DEBIAN_PYTHON else "",
         "shebang": spec.site.shebang,
         "path": search_path(spec),
         "environment_lines": _environment_lines(spec),
@@ -232,9 +234,9 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "private_indexes": mounts,
         "tools": spec.tools,
         "profile": spec.profile,
-        "system": spec.system,
+        "system": spec.libraries,
         "compiler": spec.has_compiler,
-        "bottom": "libraries" if spec.system else "compiler" if spec.has_compiler else "system",
+        "bottom": "libraries" if spec.libraries else "compiler" if spec.has_compiler else "system",
         "epoch": naming.FILE_EPOCH,
         "version": _version(spec, UNLOCKED),
         "label_lines": _label_lines(spec),

@@ -5,6 +5,7 @@ It is for people alone: nothing is decided by what uv writes.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,11 @@ from trainyard.image import framework_choice
 from trainyard.image.resolution import Request, Unfit
 from trainyard.image.resolver import NAME, Failed
 from trainyard.workspace.lines import Line
+
+logger = logging.getLogger(__name__)
+
+#: Letters of a reason up to which all its steps are shown.
+_LONG = 700
 
 
 class NoSolution(UserError):
@@ -56,7 +62,10 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
         subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"
-        reason = _other_base(request, reason) or reason
+        logger.debug(reason)
+        first, *steps = reason.split(" And because ")
+        shortened = [first, "...", steps[-1]] if len(reason) > _LONG and len(steps) > 1 else [first, *steps]
+        reason = _other_base(request, reason) or " And because ".join(shortened).replace("And because ... ", "... ")
         raise NoSolution(f"{subject} cannot be installed: {reason}") from None
 
 
@@ -71,7 +80,9 @@ def _other_base(request: Request, reason: str) -> str:
     other = framework_choice.other_base(request) if match else None
     if match is None or other is None:
         return ""
+    has = framework_choice.pythons_with(other, Line(match[1], spec.file, 1)) if "==" in match[1] else []
+    known = f", but for {framework_choice.listed(has)}" if len(has) > 1 else ""
     return (
-        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}: give another base, as in "
+        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}{known}: give another base, as in "
         f"'base: {other.base}' (Python {other.python_version})"
     )

@@ -13,7 +13,7 @@ from trainyard.common.errors import UserError
 from trainyard.common.settings import ROOT
 from trainyard.recipe import DIGEST
 from trainyard.spec import pylock
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import bases
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import Spec
 from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME
@@ -122,8 +122,12 @@ def _input_name(spec: Spec, path: Path) -> str:
 
 
 def other_pythons(spec: Spec) -> list[str]:
-    """Names of the Debian bases, other than the image's, for whose Python the shared layers have byte code."""
-    return sorted(name for name in debian_bases() if name != spec.base)
+    """Return the names of the bases, other than the image's, for whose Python the shared layers have byte code.
+
+    These are of the launcher and the trainers. On a base that is not shared, they have byte code for its Python alone.
+    """
+    base, shared = spec.base_spec(), (name for name, base in bases().items() if base.shared)
+    return sorted(name for name in shared if name != spec.base) if base.shared or base.framework else []
 
 
 def python_argument(base: str) -> str:

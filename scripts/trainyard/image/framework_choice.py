@@ -21,7 +21,7 @@ from trainyard.image import framework_contradictions as contradictions
 from trainyard.image.resolution import Request, Resolution, Resolved, exactly, versions_of
 from trainyard.image.resolver import pins
 from trainyard.spec import yaml_source
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import plain_bases
 from trainyard.spec.framework import installs_as
 from trainyard.spec.lock import versions
 from trainyard.spec.markers import applies
@@ -106,8 +106,9 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
         UserError: there is none; the message says why, and which version is the nearest.
     """
     given = spec.workspace.document.base
-    names = [given] if given else list(dict.fromkeys((spec.extends.base, *debian_bases())))
+    names = [given] if given else list(dict.fromkeys((spec.extends.base, *plain_bases())))
     why: list[str] = []
+    excluded: dict[str, list[str]] = {}
     lacking: list[tuple[RepositorySpec, Line]] = []
     apart: list[RepositorySpec] = []
     for name in names:
@@ -116,6 +117,7 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
         wanted = requirements.of_platform(on_base)
         if line := contradictions.excluding_python(wanted, on_base.python_version):
             why.append(f"{line.where} excludes {python} of {name}")
+            excluded.setdefault(line.where, []).append(on_base.python_version)
         elif _resolves(on_base, lines):
             if why:
                 logger.info(f"{spec.target}: base {name} with {python}: {'; '.join(why)}")
@@ -130,13 +132,43 @@ def on_base(spec: RepositorySpec, lines: Sequence[Line]) -> RepositorySpec:
         return apart[0]
     if not lacking:
         contradictions.check_python(spec.on_base(names[0]), wanted)
-    line = lacking[0][1]
-    pythons = " or ".join(f"{other.python_version} of {other.base}" for other, _ in lacking)
-    also = "; ".join(reason for reason in why if " excludes " in reason)
-    raise UserError(
-        f"{line.where}: {line.text} has no wheel for {spec.platform} and Python {pythons}{f' ({also})' if also else ''}"
-        f"{_nearest([other for other, _ in lacking], line)}"
+    also = "; ".join(f"{where} excludes Python {listed(of)}" for where, of in excluded.items())
+    raise _without_wheel([other for other, _ in lacking], lacking[0][1], f" ({also})" if also else "")
+
+
+def check_target(spec: RepositorySpec) -> None:
+    """Check that the packages of the target have wheels for the base that the repository gives.
+
+    Raises:
+        UserError: one has none; the message says which, and the Pythons that it has wheels for.
+    """
+    line = yaml_source.line_of(yaml_source.read(spec.file), ("base",)) or 1
+    lines = [Line(text, spec.file, line) for text in spec.extends.on(spec.arch).packages]
+    if lacking := next((one for one in lines if not _resolves(spec, [one], alone=True)), None):
+        raise _without_wheel([spec], lacking)
+
+
+def _without_wheel(specs: Sequence[RepositorySpec], line: Line, also: str = "") -> UserError:
+    """Return the error about a package without a wheel for the Pythons of bases, or of the one that is given."""
+    spec, given = specs[0], specs[0].workspace.document.base
+    pythons = listed((one.python_version for one in specs), "or") + (f" of {given}" if given else "")
+    others = listed(pythons_with(spec, line)) if given else ""
+    return UserError(
+        f"{line.where}: {line.text} has no wheel for {spec.platform} and Python {pythons}"
+        f"{f', but for {others}' if others else ''}{also}{_nearest(specs, line)}"
     )
+
+
+def listed(pythons: Iterable[str], last: str = "and") -> str:
+    """Return ``3.9, 3.10 and 3.11``, each once."""
+    *others, end = sorted(set(pythons), key=Version) or [""]
+    return f"{', '.join(others)} {last} {end}" if others else end
+
+
+def pythons_with(spec: RepositorySpec, line: Line) -> list[str]:
+    """Return the Pythons of bases that a package has wheels for."""
+    firsts = {base.python: name for name, base in plain_bases().items()}
+    return [python for python, name in firsts.items() if _resolves(spec.on_base(name), [line], alone=True)]
 
 
 def _resolves(spec: RepositorySpec, lines: Iterable[Line], *, alone: bool = False) -> bool:
@@ -210,7 +242,7 @@ def other_base(request: Request) -> RepositorySpec | None:
         request: of the repository, on its own base.
     """
     spec = request.spec.repository("a target of the catalogue has one base")
-    bases = debian_bases()
+    bases = plain_bases()
     for name in bases if spec.base in bases else ():
         on_base = spec.on_base(name)
         wanted = requirements.of_platform(on_base)

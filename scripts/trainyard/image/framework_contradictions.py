@@ -11,9 +11,9 @@ from packaging.version import Version
 
 from trainyard.common.errors import UserError
 from trainyard.spec import model
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import plain_bases, pythons_of
 from trainyard.spec.framework import TENSORFLOW
-from trainyard.spec.markers import applies
+from trainyard.spec.markers import allows, applies
 from trainyard.spec.model import RepositorySpec, Spec
 from trainyard.workspace.lines import Line
 from trainyard.workspace.requirements import Wanted
@@ -21,10 +21,7 @@ from trainyard.workspace.requirements import Wanted
 
 def excluding_python(wanted: Wanted, python: str) -> Line | None:
     """Return the first ``requires-python`` of the code's projects that excludes a minor version of Python."""
-    versions = [f"{python}.{patch}" for patch in (0, 99)]  # the patch of the image's is not known
-    return next(
-        (line for line in wanted.requires_python if not any(map(SpecifierSet(line.text).contains, versions))), None
-    )
+    return next((line for line in wanted.requires_python if not allows(line.text, python)), None)
 
 
 def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
@@ -36,17 +33,21 @@ def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
     if line := excluding_python(wanted, spec.python_version):
         raise UserError(
             f"{line.where}: requires-python '{line.text}' excludes Python {spec.python_version} of "
-            f"{spec.extends.target}: relax it, or {_with_python(SpecifierSet(line.text))}"
+            f"{spec.extends.target}: relax it, or {_with_python(spec, line.text)}"
         )
 
 
-def _with_python(allowed: SpecifierSet) -> str:
+def _with_python(spec: RepositorySpec, allowed: str) -> str:
     """Return what else can be done about a Python that a project does not allow."""
-    bases = [name for name, base in debian_bases().items() if allowed.contains(f"{base.python}.99")]
-    if bases:
-        return f"give another base, as in 'base: {bases[0]}'"
-    fitting = [one.target for one in model.recommended() if allowed.contains(f"{one.base_spec().python}.99")]
-    return f"extend another target ({', '.join(fitting)})" if fitting else "extend another target"
+    known = plain_bases()
+    fitting = [name for name, base in known.items() if allows(allowed, base.python)]
+    if not fitting:
+        return f"allow the Python of a base: {pythons_of(known)}"
+    if spec.base not in known:
+        return (
+            f"extend a target that takes 'base: {fitting[0]}', as {spec.extends.target} has its framework in its base"
+        )
+    return f"give another base, as in 'base: {fitting[0]}'"
 
 
 def variants(framework: Mapping[str, str]) -> dict[str, str]:

@@ -137,7 +137,7 @@ def outline(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
             name=spec.framework.name, version=spec.version, packages=versions, index=spec.framework.index
         ),
         layers=(),
-        system=tuple(spec.system),
+        system=tuple(spec.libraries),
         compiler=spec.has_compiler,
         tools=tuple(spec.tools),
         environment={"PATH": dockerfile.search_path(spec)} | dockerfile.environment(spec),

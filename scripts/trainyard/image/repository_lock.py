@@ -530,7 +530,11 @@ def _frameworks_of_target(platforms: Sequence[RepositorySpec]) -> dict[str, Reso
     if spec.base != spec.extends.base:
         for of in versions_of(default).values():
             check_conflicts(spec, of)
-        return {DEFAULT: _framework_again([one.parent for one in platforms], default, DEFAULT)}
+        try:
+            return {DEFAULT: _framework_again([one.parent for one in platforms], default, DEFAULT)}
+        except StepFailed:
+            framework_choice.check_target(spec)
+            raise
     found = {DEFAULT: default}
     for index in _indexes(spec)[1:]:
         locked = {one.arch: one.usable_lock.of(one.arch, index) for one in targets if one.usable_lock}

@@ -37,6 +37,9 @@ _STATUS = "var/lib/dpkg/status"
 _RELEASE = ("etc/os-release", "usr/lib/os-release")
 _RECIPE = recipes.PATH.lstrip("/")
 
+#: The header with the version of a Python that was compiled, as in the official images of Python; Debian's is in /usr.
+_PYTHON = re.compile(r"usr/local/include/python3\.\d+/patchlevel\.h")
+
 
 @dataclass
 class LayerPackages:
@@ -46,6 +49,7 @@ class LayerPackages:
         folders: canonical name -> .dist-info folder of each of ``python``.
         removed: paths that the layer hides (whiteouts).
         recipe: of the image; None in the layers that do not have it.
+        interpreter: version of a Python that no Debian package brought; empty if there is none.
     """
 
     size: int = 0
@@ -55,6 +59,7 @@ class LayerPackages:
     folders: dict[str, str] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     recipe: Recipe | None = None
+    interpreter: str = ""
 
     def hides(self, path: str) -> bool:
         """Return whether the layer removes a path of the layers below it, or a folder above that."""
@@ -138,6 +143,11 @@ class Image(Configured):
         """Return the fields of os-release (``ID``, ``VERSION_ID``); empty if there is none."""
         return next((contents.release for _, contents in reversed(self._read()) if contents.release), {})
 
+    def interpreter(self) -> tuple[str, str]:
+        """Return the version of a Python that no Debian package brought, and the diff id of its layer; or ``""``."""
+        found = ((contents.interpreter, layer.diff_id) for layer, contents in reversed(self._read()))
+        return next((one for one in found if one[0]), ("", ""))
+
     def _read(self, among: Iterable[str] | None = None) -> list[tuple[LayerSummary, LayerPackages]]:
         """Return the layers that were read, of those ``among`` (diff ids) or of all, the lowest first."""
         wanted = self.layer_contents.keys() & among if among is not None else self.layer_contents
@@ -160,7 +170,8 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
         if not member.isreg():
             continue
         found.size += member.size
-        if member.size > _LIMIT or not (metadata or path in (_STATUS, _RECIPE, *_RELEASE)):
+        python = _PYTHON.fullmatch(path)
+        if member.size > _LIMIT or not (metadata or python or path in (_STATUS, _RECIPE, *_RELEASE)):
             continue
         file = tar.extractfile(member)
         text = file.read().decode("utf-8", "replace") if file else ""
@@ -168,6 +179,8 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
             package = python_package(text)
             found.python[canonicalize_name(package.name)] = package
             found.folders[canonicalize_name(package.name)] = folder
+        elif python:
+            found.interpreter = "".join(re.findall(r'(?m)^#define\s+PY_VERSION\s+"([^"]+)"', text)[:1])
         elif path == _STATUS:
             found.debian = debian_packages(text)
         elif path == _RECIPE:

@@ -90,6 +90,18 @@ def _debian(package: InstalledPackage, release: dict[str, str], layer: str) -> C
     return _component(package, purl, layer)
 
 
+def _interpreter(version: str, layer: str) -> list[Component]:
+    """Return a Python that was compiled, as syft describes one that it finds, and scanners read it by its CPE.
+
+    https://github.com/anchore/syft/blob/main/syft/pkg/cataloger/binary/classifiers.go
+    """
+    component = _component(
+        InstalledPackage("python", version), PackageURL("generic", name="python", version=version), layer
+    )
+    component.type, component.cpe = ComponentType.APPLICATION, f"cpe:2.3:a:python:python:{version}:*:*:*:*:*:*:*"
+    return [component] if version else []
+
+
 def _needed(package: InstalledPackage, installed: dict[str, Component]) -> list[Component]:
     """Return the installed packages that a package requires without extras."""
     environment = {str(key): str(value) for key, value in default_environment().items()} | {"extra": ""}
@@ -143,14 +155,15 @@ def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
     }
     layers = image.debian_layers()
     debian = [_debian(package, image.release(), layers[name]) for name, package in image.debian().items()]
+    system = [*_interpreter(*image.interpreter()), *debian]
     # The image's creation time; if it has none, a fixed time.
     created = str(image.config.get("created") or "1970-01-01T00:00:00Z").replace("Z", "+00:00")
     bom = Bom(
-        components=[*python.values(), *debian],
+        components=[*python.values(), *system],
         serial_number=uuid.uuid5(_NAMESPACE, image.digest),
         metadata=BomMetaData(component=root, timestamp=datetime.datetime.fromisoformat(created)),
     )
-    bom.register_dependency(root, [*python.values(), *debian])
+    bom.register_dependency(root, [*python.values(), *system])
     for name, package in image.python().items():
         bom.register_dependency(python[name], _needed(package, python))
     return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"

@@ -74,6 +74,10 @@ Platforms = Annotated[
 ]
 
 
+#: The interpreter of Debian's python3.
+DEBIAN_PYTHON = "/usr/bin/python3"
+
+
 class Base(Strict):
     """A base image; see images/bases.yaml.
 
@@ -83,7 +87,9 @@ class Base(Strict):
         bootstrap: Debian suite from which an equivalent can be bootstrapped; None if that is impossible.
         python: minor version of its Python, as in ``3.11``.
         glibc: version of its C library, which decides which wheels run on it.
+        interpreter: path of its Python; Debian's packages of Python are not installed beside another one.
         packages: Debian packages that every image installs on it.
+        shared: whether the layers that images on several bases share have byte code for its Python.
         framework: Python packages of the framework, if the base holds it; the image uses the versions in the base.
     """
 
@@ -92,7 +98,9 @@ class Base(Strict):
     bootstrap: str | None = None
     python: str
     glibc: str
+    interpreter: Line = DEBIAN_PYTHON
     packages: list[DebianPackage]
+    shared: bool = False
     framework: list[str] = Field(default_factory=list)
 
 
@@ -151,9 +159,14 @@ def bases() -> dict[str, Base]:
     return table(IMAGES / "bases.yaml", Base)
 
 
-def debian_bases() -> dict[str, Base]:
-    """The bases with Debian's Python, by name."""
-    return {name: base for name, base in bases().items() if base.bootstrap}
+def plain_bases() -> dict[str, Base]:
+    """Return the bases without a framework, by name, in the order in which they are tried."""
+    return {name: base for name, base in bases().items() if not base.framework}
+
+
+def pythons_of(names: Iterable[str]) -> str:
+    """Return bases with their Python, for messages: ``debian-12 (Python 3.11), debian-13 (Python 3.13)``."""
+    return ", ".join(f"{name} (Python {bases()[name].python})" for name in names)
 
 
 @cache

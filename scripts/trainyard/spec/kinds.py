@@ -19,16 +19,16 @@ class Wheels:
 
     Attributes:
         python_version: without the patch level.
-        python: interpreter of trainers; ``build_python``: that of the Dockerfile's steps, a word of a shell.
+        build_python: interpreter of the Dockerfile's steps, a word of a shell; ``python``: that of trainers.
         search_path: PATH of the image.
         layered: whether what is locked is installed in layers of wheels.
         jupyter: variables with which Jupyter finds what is installed.
     """
 
     python_version: str
+    build_python: str
 
     python: ClassVar[str] = "/opt/venv/bin/python"
-    build_python: ClassVar[str] = "/usr/bin/python3"
     search_path: ClassVar[str] = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     layered: ClassVar[bool] = True
     jupyter: ClassVar[Mapping[str, str]] = {}

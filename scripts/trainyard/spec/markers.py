@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from packaging.markers import InvalidMarker, Marker
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 
 from trainyard.common.errors import UserError
 from trainyard.spec.architectures import AMD64
@@ -51,6 +52,14 @@ def environment(python: str, machine: str = AMD64.machine) -> dict[str, str]:
         "sys_platform": "linux",
         "extra": "",
     }
+
+
+def allows(versions: str, python: str) -> bool:
+    """Return whether a specifier, as of ``requires-python``, allows a minor version of Python: its first or last patch.
+
+    That of an image is not known.
+    """
+    return any(map(SpecifierSet(versions).contains, (f"{python}.0", f"{python}.99")))
 
 
 def applies(marker: Marker | str | None, python: str, machine: str = AMD64.machine) -> bool:

@@ -23,9 +23,9 @@ from trainyard.common.errors import UserError, nearest
 from trainyard.common.settings import PREFIX, ROOT
 from trainyard.spec import architectures, framework, gpus, matrix, pylock, workspace, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES, PLATFORMS, Architecture
+from trainyard.spec.catalog import DEBIAN_PYTHON, DebianPackage, Line, Platforms, conflict
 from trainyard.spec.catalog import IMAGES as IMAGES
 from trainyard.spec.catalog import Base as Base
-from trainyard.spec.catalog import DebianPackage, Line, Platforms, conflict
 from trainyard.spec.catalog import Index as Index
 from trainyard.spec.catalog import bases as bases
 from trainyard.spec.catalog import indexes as indexes
@@ -413,9 +413,17 @@ class Spec(_Document):
         return bool(self.base_spec().framework)
 
     @property
+    def libraries(self) -> list[str]:
+        """Return ``system`` with the library of the base's Python; a compiled Python has it, and Debian no package."""
+        base = self.base_spec()
+        own = [f"libpython{base.python}"] if base.interpreter == DEBIAN_PYTHON else []
+        return [name for one in self.system for name in (own if re.fullmatch(r"libpython3\.\d+", one) else [one])]
+
+    @property
     def kind(self) -> Wheels | InBase:
         """Return how the image has its framework."""
-        return InBase(self.base_contents) if self.framework_in_base else Wheels(self.python_version)
+        base = self.base_spec()
+        return InBase(self.base_contents) if base.framework else Wheels(self.python_version, base.interpreter)
 
     @property
     def python_version(self) -> str:

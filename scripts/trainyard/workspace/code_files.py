@@ -391,9 +391,30 @@ def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]
         UserError: one must not be in an image: a credential, more than 50 MB, a link that leads out of the code, a
             device. The message names the first and counts the others.
     """
+    found, with_crlf, reasons = _read(workspace, listed)
+    refused = list(reasons.values())
+    if refused:
+        others = len(refused) - 1
+        more = f" ({others} more file{'s' if others > 1 else ''} like this)" if others else ""
+        raise UserError(refused[0] + more)
+    normalised = _normalised_by_git(with_crlf)
+    return [_with_lf(file) if file.path in normalised else file for file in found]
+
+
+def refused(workspace: Workspace) -> dict[str, str]:
+    """Return path -> line of the files of ``code`` that must not be in an image; see :func:`inspected`.
+
+    Raises:
+        UserError: see :func:`listing`.
+    """
+    return _read(workspace, listing(workspace))[2]
+
+
+def _read(workspace: Workspace, listed: dict[str, Listed]) -> tuple[list[CodeFile], dict[str, Listed], dict[str, str]]:
+    """Return the files of a listing, those of git with CRLF, and path -> line of those that must not be in an image."""
     places = _Places(workspace)
     found: list[CodeFile] = []
-    refused: list[str] = []
+    refused: dict[str, str] = {}
     with_crlf: dict[str, Listed] = {}
     own = {names.FILE: Listed(str(workspace.file))} if workspace.file.is_file() else {}  # labels and variables
     for path, one in (listed | own).items():
@@ -402,20 +423,15 @@ def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]
         except _Refused as error:
             reason, *line = error.args
             more = "" if path in own else f", or add it to {dockerignore.FILE}"
-            refused.append(f"{':'.join([_shown(one.path), *map(str, line)])}: {reason}{more}")
+            refused[path] = f"{':'.join([_shown(one.path), *map(str, line)])}: {reason}{more}"
             continue
         except OSError as error:
-            refused.append(f"{_shown(one.path)}: {error.strerror}")
+            refused[path] = f"{_shown(one.path)}: {error.strerror}"
             continue
         found += [] if path in own else [file]
         if crlf and one.tracked:
             with_crlf[path] = one
-    if refused:
-        others = len(refused) - 1
-        more = f" ({others} more file{'s' if others > 1 else ''} like this)" if others else ""
-        raise UserError(refused[0] + more)
-    normalised = _normalised_by_git(with_crlf)
-    return [_with_lf(file) if file.path in normalised else file for file in found]
+    return found, with_crlf, refused
 
 
 def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile, bool]:

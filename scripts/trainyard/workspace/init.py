@@ -6,20 +6,20 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
 from trainyard.common import templates
 from trainyard.common.errors import UserError, nearest
 from trainyard.spec import model, repository_files, workspace, yaml_source
-from trainyard.spec.catalog import debian_bases
+from trainyard.spec.catalog import plain_bases, pythons_of
+from trainyard.spec.markers import allows
 from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import (
+    code_files,
     dependency_tables,
     import_names,
     other_lists,
@@ -55,6 +55,11 @@ _OTHER_PURPOSE = re.compile(
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
+
+#: Files that name a Python for tools, and the line that does: https://docs.astral.sh/uv/concepts/python-versions/,
+#: https://devcenter.heroku.com/articles/python-runtimes, https://mybinder.readthedocs.io/en/latest/using/config_files.html
+_PYTHON_FILES = (".python-version", "runtime.txt")
+_PYTHON = re.compile(r"(?m)^\s*(?:cpython[@-]|python-)?(3\.\d+)(?:\.\d+)?\s*(?:#.*)?$")
 
 #: What follows the name of a module in the path of its file.
 _MODULE = (".py", "/__init__.py")
@@ -212,8 +217,11 @@ class Repository:
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
-        base = _base(spec, wanted, reasons)
+        base = self._base(spec, wanted, reasons)
         libraries = self._libraries(wanted, reasons)
+        code = self._code(self.sources.closure(command.path) if command else [])
+        if command:
+            code = self._without_refused(code, target, {source.path for source in closure}, notes)
         environment = _keras_environment(survey, framework, reasons)
         words = run or (command.command if command else "")
         smoke = short_run(command, self.sources, self.names) if command else ShortRun()
@@ -237,7 +245,7 @@ class Repository:
             base,
             wanted,
             environment,
-            [*self._code(self.sources.closure(command.path) if command else []), *libraries],
+            [*code, *libraries],
             words,
             smoke,
             {value: why for value, why in reasons.items() if why},
@@ -245,6 +253,31 @@ class Repository:
             [candidate.command for candidate in self.commands],
             self._question() if run is None else "",
         )
+
+    def _base(self, spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
+        """Return the base with a Python that suits all that ask for one; empty if the target's does, or none.
+
+        Args:
+            reasons: of the proposal; that of the base is added.
+        """
+        asked = [wanted.python]
+        for name in _PYTHON_FILES:
+            if name in self.names and (match := _PYTHON.search(yaml_source.text(self.folder / name, errors="replace"))):
+                asked.append((f"=={match[1]}.*", f"{name} asks for Python {match[1]}"))
+        if self.project and self.project.requires_python:
+            text = self.project.requires_python
+            asked.append((text, f"{self.project.file.name} requires Python {text}"))
+        why = next((why for versions, why in asked if not allows(versions, spec.python_version)), "")
+        if not why:
+            return ""
+        others = plain_bases() if spec.base in plain_bases() else {}
+        fits = (name for name, base in others.items() if all(allows(versions, base.python) for versions, _ in asked))
+        if found := next(fits, ""):
+            reasons[f"base: {found}"] = why
+        else:
+            other = f", and the bases are {pythons_of(others)}" if others else ""
+            wanted.notes.append(f"{why}: the image has Python {spec.python_version}{other}")
+        return found
 
     def _command(self, run: str | None) -> Candidate | None:
         if run is None:
@@ -326,6 +359,24 @@ class Repository:
             return ["."]
         return sorted(top for top in code if top in needed or sizes[top] <= _SMALL) or ["."]
 
+    def _without_refused(self, code: list[str], target: str, needed: Collection[str], notes: list[str]) -> list[str]:
+        """Return ``code`` without what no image may have, such as .env, unless the command needs it.
+
+        Args:
+            needed: the files of the command, ``notes``: what is left out is added to them.
+        """
+        document = workspace.WorkspaceDocument(extends=target, code=code)
+        try:
+            refused = code_files.refused(workspace.Workspace(self.folder / workspace.FILE, document))
+        except UserError:
+            return code
+        out = {path.partition("/")[0] for path in refused if path not in needed}
+        tops = {name.partition("/")[0] for name in self.names if code == ["."] or name.partition("/")[0] in code}
+        if not out or any(path.partition("/")[0] in out for path in needed):
+            return code
+        notes += [f"{line.partition(': remove it')[0]}: left out of 'code'" for line in refused.values()]
+        return sorted(tops - out)
+
 
 def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     """Return the target of a repository, and what speaks for it; both empty if nothing tells.
@@ -389,25 +440,6 @@ def _variant(survey: Survey, name: Name) -> tuple[tuple[str, str] | None, str]:
         return None, f"{said}, for which there is no target: this image is for CPUs"
     told = [one for one in torch_variant.told(root, names) if one.kind == "cuda"]
     return None, f"{told[0].why}: --target {targets['gpu']} is the image for GPUs" if told else ""
-
-
-def _base(spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
-    """Return the base with the Python that conda is asked for; empty if the target's has it, or none.
-
-    Args:
-        reasons: of the proposal; that of the base is added.
-    """
-    versions, why = wanted.python
-    if spec.python_version in SpecifierSet(versions):
-        return ""
-    known = debian_bases()
-    others = known if spec.base in known else {}
-    found = next((name for name, base in others.items() if base.python in SpecifierSet(versions)), "")
-    if found:
-        reasons[f"base: {found}"] = why
-    else:
-        wanted.notes.append(f"{why}: the image has Python {spec.python_version}")
-    return found
 
 
 def _keras_environment(survey: Survey, name: Name, reasons: dict[str, str]) -> dict[str, str]:

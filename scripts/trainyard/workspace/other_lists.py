@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from trainyard.workspace import copied_lists, dependency_tables, torch_variant
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.requirement_choice import Choice
 
@@ -26,6 +27,11 @@ _FILES = {
     "requirements.in": "'requirements: requirements.in' of trainyard.yaml takes it instead",
     "requirements.txt": "'requirements: requirements.txt' of trainyard.yaml takes it instead",
 }
+
+#: Other names of such lists at the top of a repository, and what lists have in their names that training does not need.
+_LIST = re.compile(r"[\w.-]*requirements[\w.-]*\.(txt|in)|requirements/[\w.-]+\.(txt|in)")
+_ENVIRONMENT = re.compile(r"[\w.-]*env[\w.-]*\.ya?ml")
+_NOT_TRAINING = re.compile(r"(^|[^a-z])(dev|tests?|docs?|lint|ci|build|constraints?|mypy)([^a-z]|$)")
 
 #: Files of repo2docker (https://repo2docker.readthedocs.io/en/latest/configuration/) that are no lists of Python's.
 _BINDER = {"apt.txt": "name its packages under 'system'", "postBuild": "nothing of it is run"}
@@ -49,6 +55,11 @@ def unread(
     for name, remedy in _FILES.items():
         if name in names and name not in taken:
             yield f"{name}: lists requirements and is not read: {remedy}"
+    for name in (name for name in names if name not in (*_FILES, *taken) and not _NOT_TRAINING.search(name)):
+        if _LIST.fullmatch(name) and text_of(root / name).strip():
+            yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
+        elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
+            yield f"{name}: lists requirements and is not read: {_COPY}"
     for name, remedy in _BINDER.items():
         if name in names:
             yield f"{name}: is not read: {remedy}"

@@ -118,7 +118,8 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
         return _of_file(name, "it lists requirements", found)
     if "pylock.toml" in names:
         return _of_pylock(root)
-    environment = next((name for name in names if re.fullmatch(r"(environment|conda|env)\.ya?ml", name)), None)
+    environments = [name for name in names if re.fullmatch(r"(environment|conda|env)(\.devenv)?\.ya?ml", name)]
+    environment = min(environments, key=len, default=None)
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
     if project and "dependencies" in project.pending:

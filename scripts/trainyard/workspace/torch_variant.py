@@ -39,7 +39,7 @@ _WORDS = re.compile(
 #: The same of conda: https://docs.conda.io/projects/conda/en/latest/user-guide/tasks/manage-virtual.html and
 #: https://github.com/pytorch/pytorch/issues/138506
 _CONDA = re.compile(
-    r"^\s*-\s*[\"']?(?:[\w-]+::)?(cpuonly|pytorch-cpu|(?:pytorch-cuda|cudatoolkit|cuda-version)\s*=+\s*([\d.]+))"
+    r"^\s*-\s*[\"']?(?:[\w-]+::)?(cpuonly|pytorch-cpu|(?:pytorch-cuda|cudatoolkit|cuda-version)\s*[<>=~]+\s*([\d.]+))"
 )
 
 #: Files that installers read, besides that of the requirements; and those that tell people or builds what to install.

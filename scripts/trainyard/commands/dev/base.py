@@ -12,7 +12,7 @@ GROUP = "build"
 
 @options.command(
     "Find or bootstrap the base images.",
-    "trainyard dev base             # every base of images/bases.yaml that can be bootstrapped",
+    "trainyard dev base             # the bases of all targets that can be bootstrapped",
     "trainyard dev base xla         # the base of one target",
     "trainyard dev base --force     # bootstrap again, from today's Debian archive",
 )
@@ -29,9 +29,7 @@ def command(context: Context, target: str | None, force: bool, as_json: bool) ->
     from trainyard.image import base_image
     from trainyard.spec.model import bases, load
 
-    names = (
-        [load(target, context=context).base] if target else [name for name, base in bases().items() if base.bootstrap]
-    )
+    names = [load(target, context=context).base] if target else [name for name, base in bases().items() if base.shared]
     found = {}
     for name in names:
         if force:

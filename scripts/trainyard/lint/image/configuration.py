@@ -37,6 +37,9 @@ _BEFORE_THE_TRAINER = {
     "ENV": "sh runs that file when it starts",
 }
 
+#: Variables of the official images of Python: https://github.com/docker-library/python/blob/master/Dockerfile-linux.template
+_OF_PYTHON = {"GPG_KEY", "LANG", "PYTHON_SHA256", "PYTHON_VERSION"}
+
 #: Part of a configuration -> what it does, of those that no recipe has.
 #: https://github.com/opencontainers/image-spec/blob/main/config.md#properties, and Docker's additions:
 #: https://github.com/moby/docker-image-spec/blob/main/spec.md
@@ -55,7 +58,8 @@ def nothing_else_is_configured(image: Evidence) -> Iterator[Finding]:
     recipe = image.required_recipe
     severity = Severity.REFUSE if _base_is_known(image) else Severity.NOTE
     fix = f"run '{recipe.command('dev render')}' and '{recipe.command('dev build')}'"
-    for variable in sorted(image.environment.keys() - recipe.environment.keys()):
+    of_base = _OF_PYTHON if "/library/python:" in recipe.base.reference else set()
+    for variable in sorted(image.environment.keys() - recipe.environment.keys() - of_base):
         why = _BEFORE_THE_TRAINER.get(variable, "programs in the image may read it")
         what = f"is {_shown(variable, image.environment[variable])}; the recipe gives none"
         yield Finding(f"ENV {variable}", what, why, fix, severity)
@@ -83,9 +87,9 @@ def _shown(name: str, value: str) -> str:
 
 
 def _base_is_known(image: Evidence) -> bool:
-    """Return whether the base has no variable, label or property that is inherited, but PATH.
+    """Return whether the base has no unknown variable, label or property that is inherited.
 
-    That is so of Debian's images and of bootstrapped ones. A base that holds the framework, or that was set with BASE,
+    That is so of official images and of bootstrapped ones. A base that holds the framework, or that was set with BASE,
     may have any.
     """
     if not image.base_is_debian:

@@ -115,7 +115,7 @@ class Evidence(Configured):
 
     @property
     def base_is_debian(self) -> bool:
-        """Return whether the base has Debian's Python and nothing else; others may hold anything."""
+        """Return whether the base is Debian with a Python and nothing else; others may hold anything."""
         return self.recipe is not None and not self.recipe.base.packages
 
     @property

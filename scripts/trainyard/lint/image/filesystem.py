@@ -60,8 +60,11 @@ def no_foreign_certificates(image: Evidence) -> Iterator[Finding]:
             for bundle in layer.contents.bundles:
                 if bundle.path.startswith("usr/share/ca-certificates/"):
                     distribution |= bundle.certificates
+    removed = tuple(f"{path}/" for layer in image.ours for path in layer.contents.removed)
     for layer in image.stored.layers:
         for bundle in layer.contents.bundles:
+            if layer.kind == "base" and f"{bundle.path}/".startswith(removed):  # as pip's, of a compiled Python
+                continue
             # update-ca-certificates fills /etc/ssl/certs with the distribution's certificates and with local ones.
             foreign = bundle.certificates - distribution
             if foreign and not image.publicly_known(bundle.path, bundle.hash):
