@@ -6,7 +6,7 @@
 
 FOLDER has a git checkout of each repository, OWNER+NAME, at its commit; benchmarks/repositories.yaml tells how they
 were chosen. Each is copied, and the commands run in the copy, without a terminal. If `init` ends with a question that
-names an answer ("choose one, as in 'trainyard init --run ...'"), it is run once more with that answer.
+names an answer ("…, as in 'trainyard init --run …'"), it is run once more with that answer.
 
 The second count (benchmarks/second_count.py) counts:
 
@@ -51,8 +51,8 @@ PAGE = ROOT / "docs" / "repositories.md"
 LIMITS = {"init": 60, "check": 60, "lock": 180}
 
 #: An answer that `init` names; and an address that could not be reached.
-ANSWER = re.compile(r"choose one, as in 'trainyard init (--run .+?|--target \S+)'")
-UNREACHED = re.compile(r"dns error|Could not resolve host|\(ConnectionError\)")
+ANSWER = re.compile(r", as in 'trainyard init (--run .+?|--target \S+)'")
+UNREACHED = re.compile(r"dns error|no such host|Could not resolve host|\(ConnectionError\)")
 
 #: What the second count counts.
 COUNTS = {"false": "statements that are false", "lost": "pins lost in silence", "unsaid": "wishes of CUDA unsaid"}
