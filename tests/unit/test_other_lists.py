@@ -113,6 +113,38 @@ def test_nothing_is_said_of_what_is_read_or_has_nothing(
     assert status == 0 and "read" not in err, err
 
 
+def test_what_is_missing_is_added_as_another_list_or_extra_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "train.py": "import einops, gym_aloha\n" + TRAIN,
+        "requirements.txt": "tensorflow\n",
+        "environment.yml": "dependencies:\n- pip:\n  - einops==0.8.1\n  - gym-aloha==0.1.3\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--run", "python train.py")
+    assert status == 0 and "einops==0.8.1 is added, as environment.yml lists it" in err, err
+    written = yaml_source.plain(yaml_source.read(tmp_path / "trainyard.yaml"))["requirements"]
+    assert written == {"file": "requirements.txt", "packages": ["einops==0.8.1", "gym-aloha==0.1.3"]}
+
+
+def test_what_a_uv_lock_has_for_another_package_is_not_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = (
+        'version = 1\n[[package]]\nname = "joblib"\nversion = "1.0"\nsource = {registry = "https://x.test"}\n'
+    )
+    for name, text in {"train.py": "import joblib\n" + TRAIN, "pyproject.toml": PROJECT, "uv.lock": lock}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    status, _, err = trainyard("init", "--yes", "--run", "python train.py")
+    assert (
+        status == 0 and "joblib" not in err and "requirements: uv.lock\n" in (tmp_path / "trainyard.yaml").read_text()
+    )
+
+
 PYLOCK = """lock-version = "1.0"
 created-by = "a test"
 requires-python = ">=3.10"

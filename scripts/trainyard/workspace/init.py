@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -216,7 +217,8 @@ class Repository:
         needing = closure or ([] if wanted.why else self.sources.run)
         pyproject = self.folder / "pyproject.toml"
         groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
-        requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups)
+        others = functools.partial(requirement_choice.elsewhere, self.folder, self.names, wanted, self.project)
+        requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups, others)
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
         notes += differing_lists.notes(self.folder, self.names, wanted, self.project)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
@@ -340,6 +342,8 @@ class Repository:
             places = [
                 (f"/{name}".removesuffix(end), name) for end in ends for name in names if f"/{name}".endswith(end)
             ]
+            # Or a namespace package, which has no __init__.py.
+            places = places or [("", name) for name in names if name.startswith(f"{module}/") and name.endswith(".py")]
             # At the top, which is on the module path, the module alone.
             roots = {root[1:] or name.partition("/")[0] for root, name in places}
             if len(roots) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from trainyard.common.errors import UserError
 from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
@@ -205,6 +206,20 @@ def _of_conda(name: str, versions: str) -> str:
     return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
+def elsewhere(root: Path, names: Sequence[str], choice: Choice, project: Project | None) -> dict[str, tuple[str, str]]:
+    """Return canonical name -> requirement and place, of the lists of a repository that ``choice`` does not take."""
+    found: dict[str, tuple[str, str]] = {}
+    taken = {choice.file, *(place.partition(":")[0] for place in choice.names.values())}
+    for name in (name for name in names if name not in taken):
+        try:
+            other = written(root, [name], project if project and project.file == root / name else None)
+        except UserError:  # about a file that is not taken
+            continue
+        for text, place in (*other.lines, *other.conda.values()):
+            found.setdefault(canonicalize_name(Requirement(text).name), (text, place))
+    return found
+
+
 def is_complete(file: str | None) -> bool:
     """Return whether a file lists everything: uv and pip install nothing else for a script or a pylock.toml."""
     return (file or "").endswith((".py", "pylock.toml"))
@@ -217,11 +232,13 @@ def complete(
     spec: Spec,
     project: Project | None,
     groups: Mapping[str, list[str]],
+    elsewhere: Callable[[], Mapping[str, tuple[str, str]]],
 ) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
         project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
+        elsewhere: returns canonical name -> requirement and place, of the lists that are not taken.
     """
     if choice.untold or is_complete(choice.file):
         return
@@ -242,16 +259,29 @@ def complete(
         for key, lines in listed.items():
             names = {canonicalize_name(Requirement(line).name) for line in lines if _is_requirement(line)}
             left = {name: module for name, module in found.items() if not import_names.is_provided(module, names, ())}
-            if left != found and len(lines) <= 20:
+            own_names = [module for module in choice.unknown if canonicalize_name(module) in names]
+            if (left != found or own_names) and len(lines) <= 20:
                 taken.append(key)
                 found = left
+                for module in own_names:
+                    del choice.unknown[module]
+    if choice.file == "uv.lock" and project:  # what the requirements need is locked, too
+        packages_of_lock = dependency_tables.toml(project.folder / "uv.lock").data.get("package", [])
+        locked = {canonicalize_name(str(one.get("name"))) for one in packages_of_lock}
+        found = {name: module for name, module in found.items() if name not in locked}
+    listed_elsewhere = elsewhere() if found or choice.unknown else {}
+    for module in [one for one in choice.unknown if canonicalize_name(one) in listed_elsewhere]:
+        found[canonicalize_name(module)] = module
+        del choice.unknown[module]
     if (choice.extras or choice.groups) and not choice.file:
         choice.file, choice.why = "pyproject.toml", "it lists what the code imports"
     for name, module in found.items():
-        if choice.file:
-            said = f"imports {module}, for which {choice.file} lists no package: {name} is added"
-            choice.notes.append(f"{modules[module]} {said}")
-        choice.packages.append(name)
+        text, place = listed_elsewhere.get(name, (name, ""))
+        if choice.file or place:
+            said = f", as {place} lists it" if place else ""
+            lacking = f"imports {module}, for which {choice.file or 'the requirements'} lists no package"
+            choice.notes.append(f"{modules[module]} {lacking}: {text} is added{said}")
+        choice.packages.append(text)
     if found and not choice.why:
         choice.why = "the code imports them"
 
