@@ -222,7 +222,11 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
         return home, []
     if _kept(spec, old, reasons):
         return spec, reasons
-    return framework_choice.on_base(home, framework_choice.packages(home, wanted, reasons)), reasons
+    packages = framework_choice.packages(home, wanted, reasons)
+    names = [canonicalize_name(line.requirement.name) for line in packages]
+    # What the framework needs has a version that the repository asks for, which needs a wheel, too.
+    needed = [line for line in reasons if line.name != "python" and not framework.installs_as(line.name, names)]
+    return framework_choice.on_base(home, [*packages, *needed]), reasons
 
 
 @dataclass(frozen=True)

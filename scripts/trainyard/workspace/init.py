@@ -351,7 +351,7 @@ class Repository:
                 reasons[f"code: {folder}"] = f"{place} imports {module}"
                 found.append(folder)
                 del wanted.unknown[module]
-            elif any(wheel_contents.is_open(name) for name in wanted.names):  # it may be in one of these
+            elif self._may_list_more or any(wheel_contents.is_open(name) for name in wanted.names):
                 del wanted.unknown[module]
             else:
                 wanted.notes.append(
@@ -359,6 +359,11 @@ class Repository:
                     "needs it"
                 )
         return list(dict.fromkeys(found))
+
+    @property
+    def _may_list_more(self) -> bool:
+        """Return whether the project has requirements that only its build backend tells."""
+        return self.project is not None and "dependencies" in self.project.pending
 
     def _code(self, closure: Sequence[Source]) -> list[str]:
         """Return all of a small repository; of a larger one, what holds code and no data."""

@@ -39,6 +39,9 @@ Asked = TypeVar("Asked", Line, Source)
 _OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock",
                   "setup.py", "setup.cfg")  # fmt: skip
 
+#: What the line begins with on which a project says its Python: of [project], setup.cfg and Poetry.
+_PYTHON = ("requires-python", "python_requires", "python =")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -122,7 +125,11 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
         requires_python=(
             *found.requires_python,
             *(
-                Line(one.requires_python, one.file, line_with(one.file, "requires-python", "python_requires") or 1)
+                Line(
+                    one.requires_python,
+                    one.file,
+                    line_with(one.file, "requires-python", "python_requires", "python =") or 1,
+                )
                 for one in projects
                 if one.requires_python
             ),

@@ -119,8 +119,12 @@ def stated(root: Path, names: Sequence[str], wanted: Choice, framework: Name) ->
 
 
 def told(root: Path, names: Sequence[str]) -> list[Variant]:
-    """Return what files say that tell people or builds what to install, each variant once."""
-    return _once(one for name in names if _TELL.fullmatch(name) for one in _in_file(root / name, name))
+    """Return what files say that tell people or builds what to install, and a setup.py, each variant once."""
+    found = [one for name in names if _TELL.fullmatch(name) for one in _in_file(root / name, name)]
+    packages = re.compile(rf"""["']({"|".join(map(re.escape, table().gpu))})\b""", re.IGNORECASE)
+    for number, line in enumerate(text_of(root / "setup.py").splitlines() if "setup.py" in names else (), 1):
+        found += [Variant("cuda", "", f"setup.py:{number}", match[1]) for match in packages.finditer(line)]
+    return _once(found)
 
 
 def _in_file(path: Path, name: str) -> Iterable[Variant]:
