@@ -134,9 +134,7 @@ def test_what_a_uv_lock_has_for_another_package_is_not_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainyard: Run
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lock = (
-        'version = 1\n[[package]]\nname = "joblib"\nversion = "1.0"\nsource = {registry = "https://x.test"}\n'
-    )
+    lock = 'version = 1\n[[package]]\nname = "joblib"\nversion = "1.0"\nsource = {registry = "https://x.test"}\n'
     for name, text in {"train.py": "import joblib\n" + TRAIN, "pyproject.toml": PROJECT, "uv.lock": lock}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     status, _, err = trainyard("init", "--yes", "--run", "python train.py")

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.test_mutations import shared_library
 
 from trainyard.common.errors import UserError
-from trainyard.workspace import wheel_contents
+from trainyard.workspace import wheel_contents, wheel_reader
 from trainyard.workspace.wheel_contents import Contents
 
 
@@ -36,7 +36,7 @@ def wheel(folder: Path, files: dict[str, bytes], name: str = "x-1.0-py3-none-any
     ],
 )  # fmt: skip
 def test_modules_are_the_top_ones_and_those_of_namespaces(tmp_path: Path, paths: str, modules: str) -> None:
-    found = wheel_contents.read(wheel(tmp_path, dict.fromkeys(paths.split(), b"")))
+    found = wheel_reader.read(wheel(tmp_path, dict.fromkeys(paths.split(), b"")))
     assert (found.version, " ".join(found.modules)) == ("1.0", modules)
 
 
@@ -56,7 +56,7 @@ def test_modules_are_the_top_ones_and_those_of_namespaces(tmp_path: Path, paths:
 )
 def test_libraries_are_those_that_every_use_loads(tmp_path: Path, files: dict[str, list[str]], libraries: str) -> None:
     path = wheel(tmp_path, {"a/__init__.py": b"", **{name: shared_library(*needed) for name, needed in files.items()}})
-    assert " ".join(wheel_contents.read(path).libraries) == libraries
+    assert " ".join(wheel_reader.read(path).libraries) == libraries
 
 
 def test_the_newest_wheel_that_fits_an_image_counts(tmp_path: Path) -> None:
@@ -64,14 +64,14 @@ def test_the_newest_wheel_that_fits_an_image_counts(tmp_path: Path) -> None:
              "x-2.0-cp311-cp311-win_amd64.whl", "x-3.0-cp311-cp311-manylinux_2_28_aarch64.whl"]  # fmt: skip
     for name in names:
         wheel(tmp_path, {}, name)
-    assert wheel_contents.newest([tmp_path]) == {"x": tmp_path / names[1], "y": tmp_path / names[2]}
+    assert wheel_reader.newest([tmp_path]) == {"x": tmp_path / names[1], "y": tmp_path / names[2]}
 
 
 @pytest.mark.parametrize("name", ["x.whl", "x-1.0-py3-none-any.whl"])
 def test_what_is_no_wheel_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError, match=name):
-        wheel_contents.read(wheel_contents.newest([tmp_path])["x"])
+        wheel_reader.read(wheel_reader.newest([tmp_path])["x"])
 
 
 def test_the_table_is_sorted_small_and_knows_well_known_packages() -> None:

@@ -26,8 +26,8 @@ def command(folders: tuple[Path, ...]) -> None:
     """
     from trainyard.common import console, installation
     from trainyard.spec.model import relative
-    from trainyard.workspace import wheel_contents
+    from trainyard.workspace import wheel_contents, wheel_reader
 
     installation.checkout("'trainyard dev wheels'")
-    number = wheel_contents.update(folders, datetime.datetime.now(datetime.UTC).date().isoformat())
+    number = wheel_reader.update(folders, datetime.datetime.now(datetime.UTC).date().isoformat())
     console.say(f"read {number} wheels into {relative(wheel_contents.FILE)}: review the difference and commit it")
