@@ -71,7 +71,8 @@ POETRY = '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npytho
             },
             "Dockerfile: lists einops==0.8.1, tqdm, which no list that is read has",
         ),
-        ({"apt.txt": "libgl1\n"}, "apt.txt: is not read: name its packages under 'system'"),
+        ({"apt.txt": "# of OpenCV\nlibgl1\n"}, "system: libgl1 (apt.txt lists libgl1)"),
+        ({"cog.yaml": "build: {system_packages: [ffmpeg]}\n"}, "system: ffmpeg (cog.yaml lists ffmpeg)"),
         ({"postBuild": "#!/bin/sh\n"}, "postBuild: is not read: nothing of it is run"),
         (
             {"requirements.txt": "", "kaggle-requirements.txt": "einops\n", "requirements-dev.txt": "ruff\n"},

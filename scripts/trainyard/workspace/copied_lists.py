@@ -69,6 +69,19 @@ def _cog(path: Path) -> Iterator[Placed]:
         yield str(text), f"{path.name}:{line}"
 
 
+def debian(root: Path, names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the file that lists Debian packages, and these: apt.txt of repo2docker, or cog.yaml's system_packages.
+
+    https://repo2docker.readthedocs.io/en/latest/configuration/
+    """
+    if "apt.txt" in names:
+        lines = (line.partition("#")[0] for line in text_of(root / "apt.txt").splitlines())
+        return "apt.txt", [word for line in lines for word in line.split()]
+    build = yaml_source.plain(yaml_source.read(root / "cog.yaml")).get("build") if "cog.yaml" in names else None
+    packages = build.get("system_packages") if isinstance(build, dict) else None
+    return "cog.yaml", [str(one) for one in packages] if isinstance(packages, list) else []
+
+
 def installed(path: Path) -> list[Placed]:
     """Return the packages that a Dockerfile or converted notebook installs with pip or uv by their names."""
     found: dict[str, str] = {}

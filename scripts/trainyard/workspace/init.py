@@ -21,6 +21,7 @@ from trainyard.spec.model import Spec, relative
 from trainyard.spec.naming import FOLDER, NAME
 from trainyard.workspace import (
     code_files,
+    copied_lists,
     dependency_tables,
     differing_lists,
     other_lists,
@@ -226,6 +227,10 @@ class Repository:
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = self._base(spec, wanted, reasons)
         system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)
+        place, listed = copied_lists.debian(self.folder, self.names)
+        more = [one for one in dict.fromkeys(listed) if one not in (*system, *spec.system)]
+        needs = [*needs, f"{place} lists {', '.join(more)}"] if more else needs
+        system = [*system, *more]
         reasons[f"system: {', '.join(system)}"] = ", and ".join(needs)
         libraries = self._libraries(wanted, reasons)
         code = self._code(self.sources.closure(command.path) if command else [])

@@ -34,7 +34,7 @@ _ENVIRONMENT = re.compile(r"[\w.-]*env[\w.-]*\.ya?ml")
 _NOT_TRAINING = re.compile(r"(^|[^a-z])(dev|tests?|docs?|lint|ci|build|constraints?|mypy)([^a-z]|$)")
 
 #: Files of repo2docker (https://repo2docker.readthedocs.io/en/latest/configuration/) that are no lists of Python's.
-_BINDER = {"apt.txt": "name its packages under 'system'", "postBuild": "nothing of it is run"}
+_BINDER = {"postBuild": "nothing of it is run"}
 
 #: Names of extras and groups that training does not need.
 _ASIDE = re.compile(
