@@ -109,7 +109,13 @@ def test_its_lock_is_beside_it_and_init_keeps_it(folder: Path, trainyard: Run) -
 
 
 def test_a_notebook_is_converted_and_its_cells_install_nothing(folder: Path, trainyard: Run) -> None:
-    cells = ["!pip install -q einops==0.8.1\n%matplotlib inline\nimport tensorflow as tf", "!nvidia-smi\ntf.ones(2)"]
+    cells = [
+        "!pip install -q einops==0.8.1; pip install tqdm && echo done\n%matplotlib inline\nimport tensorflow as tf",
+        "%%capture\n!pip install rich==13.0 git+https://git.test/x",
+        "%%bash\npip install 'colorama>=0.4'\n",
+        "%%time\nprint('run: pip install black')",
+        "!nvidia-smi\ntf.ones(2)",
+    ]
     document = {
         "cells": [
             {"cell_type": "code", "id": f"c{number}", "metadata": {}, "outputs": [], "source": text}
@@ -122,12 +128,53 @@ def test_a_notebook_is_converted_and_its_cells_install_nothing(folder: Path, tra
     status, _, err = trainyard("check", "digits.ipynb")
     assert status == 0, err
     found = described(folder, "digits.ipynb")
-    assert found["requirements"] == ["einops==0.8.1", "ipython"]
-    assert (found["run"], found["code"]) == ("ipython --colors=nocolor -- digits.py", ["digits.ipynb"])
-    text = (folder / ".trainyard" / "digits.py").read_text(encoding="utf-8")
+    assert found["requirements"] == ["einops==0.8.1", "tqdm", "rich==13.0", "colorama>=0.4", "ipython"]
+    assert "installs git+https://git.test/x: list it in requirements.txt" in err
+    assert (found["run"], found["code"]) == ("ipython --colors=nocolor -- digits.ipynb.py", ["digits.ipynb"])
+    text = (folder / ".trainyard" / "digits.ipynb.py").read_text(encoding="utf-8")
     assert (
         "pass  # pip install -q einops==0.8.1" in text and "pass  # get_ipython().run_line_magic('matplotlib'" in text
     )
     write(folder, {"bad.ipynb": "{"})
     status, _, err = trainyard("check", "bad.ipynb")
     assert status == 1 and "check: bad.ipynb: nbconvert does not convert it: " in err and "Traceback" not in err
+
+
+def test_files_with_names_of_any_kind_have_locks_and_commands_of_their_names(folder: Path, trainyard: Run) -> None:
+    names = ["my train.py", "it's.py", "a.b.py", "a-b.py", "trainyard.py", "-x.py"]
+    write(folder, dict.fromkeys(names, TRAIN) | {"d.py/trainyard.yaml": "extends: tf-cpu\n"})
+    locks = set()
+    for name in names:
+        status, _, err = trainyard("check", f"./{name}")
+        assert status == 0, err
+        locks.add(workspaces.repository(f"./{name}").lock_file.name)
+    assert len(locks) == len(names) and "pylock.trainyard.toml" not in locks
+    assert trainyard("check", "./d.py")[0] == 0
+
+
+def test_packages_beside_it_are_whole_and_links_out_are_refused(
+    folder: Path, trainyard: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"train.py": f"from mine.a import b\n{TRAIN}", "mine/__init__.py": "from .c import d\n"}
+    write(folder, files | {"mine/a.py": "b = 1\n", "mine/c.py": "d = 1\n", "sub/x": ""})
+    monkeypatch.chdir(folder / "sub")
+    assert trainyard("check", "../train.py")[0] == 0
+    assert described(folder)["code"] == ["train.py", "mine/__init__.py", "mine/a.py", "mine/c.py"]
+    (folder.parent / "out.py").write_text(TRAIN, encoding="utf-8")
+    (folder / "link.py").symlink_to(folder.parent / "out.py")
+    status, _, err = trainyard("check", "../link.py")
+    assert status == 2 and "a symbolic link out of the repository" in err
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("# [tool.trainyard]\n# extends = 5\n", "train.py:4: tool.trainyard.extends: not a value of a trainyard.yaml"),
+        ("# [tool.trainyard]\n# environment = {A = 12:00:00}\n", "train.py:4: tool.trainyard.environment: not a value"),
+        ("# [tool]\n# trainyard = 5\n", "train.py:4: tool.trainyard: expected a table"),
+    ],
+)
+def test_a_wrong_value_in_the_header_is_one_line(table: str, said: str, folder: Path, trainyard: Run) -> None:
+    write(folder, {"train.py": HEADER.format(table) + TRAIN})
+    status, _, err = trainyard("check", "train.py")
+    assert status == 2 and f"check: {said}" in err, err

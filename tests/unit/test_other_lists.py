@@ -214,7 +214,14 @@ HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = [\n#   "e
             [],
         ),
         ({"cog.yaml": "build:\n  python_packages:\n  - einops==0.8.1\n"}, {"requirements": ["einops==0.8.1"]}, []),
-        ({"Dockerfile": "RUN pip install -U \\\n  einops==0.8.1\n"}, {"requirements": ["einops==0.8.1"]}, []),
+        (
+            {
+                "Dockerfile": "RUN pip install -U \\\n  # a comment\n  einops==0.8.1  # really\n"
+                "RUN pip install --upgrade-strategy eager --proxy p tqdm x-1.0-py3-none-any.whl\n"
+            },
+            {"requirements": ["einops==0.8.1", "tqdm"]},
+            [],
+        ),
     ],
 )  # fmt: skip
 def test_a_form_of_requirements_is_read(

@@ -8,6 +8,7 @@ wheels that are built from git repositories and folders.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ def lock(
     if check and not current:
         raise StepFailed(
             f"The lock at {relative(spec.lock_file)} needs to be updated, but '--check' was provided: run "
-            "'trainyard lock'"
+            f"'{spec.command('lock')}'"
         )
     if not current:
         pylock.write(spec.lock_file, resolved)
@@ -111,7 +112,7 @@ def check_base(spec: RepositorySpec, lock: Lock) -> None:
     if origin and same_target and not lock_origin.is_of(lock, spec) and not spec.workspace.document.base:
         raise UserError(
             f"{relative(spec.lock_file)}: was locked on {origin.base.partition('@')[0]}, and {origin.target} is on "
-            f"base {spec.base} now: run 'trainyard lock --upgrade'"
+            f"base {spec.base} now: run '{spec.command('lock')} --upgrade'"
         )
 
 
@@ -226,7 +227,10 @@ def _on_base(spec: RepositorySpec, old: Lock | None) -> tuple[RepositorySpec, li
     names = [canonicalize_name(line.requirement.name) for line in packages]
     # What the framework needs has a version that the repository asks for, which needs a wheel, too.
     needed = [line for line in reasons if line.name != "python" and not framework.installs_as(line.name, names)]
-    return framework_choice.on_base(home, [*packages, *needed]), reasons
+    if needed:
+        with contextlib.suppress(UserError):
+            return framework_choice.on_base(home, [*packages, *needed]), reasons
+    return framework_choice.on_base(home, packages), reasons
 
 
 @dataclass(frozen=True)
@@ -515,7 +519,7 @@ def _asked_frameworks(
         except (UserError, StepFailed) as error:
             if index != DEFAULT:
                 logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
-            elif isinstance(error, StepFailed) or asked_for or reasons[0].text == framework_choice.MOVED:
+            elif isinstance(error, StepFailed) or asked_for or not str(error).startswith(reasons[0].where):
                 raise
             else:
                 raise contradictions.contradiction(spec, reasons[0], targets[0].versions) from None

@@ -15,7 +15,7 @@ from trainyard.common.errors import nearest
 from trainyard.recipe import Recipe
 from trainyard.spec import yaml_source
 from trainyard.spec.catalog import packages_with
-from trainyard.spec.naming import FOLDER
+from trainyard.spec.naming import FOLDER, GENERATED
 from trainyard.spec.naming import SETTINGS as FILE
 from trainyard.spec.repository_files import git_root
 from trainyard.spec.yaml_source import relative
@@ -89,8 +89,9 @@ class HostFiles:
 
     @property
     def root(self) -> Path:
-        """Return the folder of trainyard.yaml, which is /workspace."""
-        return self.file.parent
+        """Return the folder of trainyard.yaml, or of the one file that is the project, which is /workspace."""
+        folder = self.file.parent
+        return folder.parent if folder.name == GENERATED else folder
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the line, the key, and the nearest valid spelling.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -607,8 +608,8 @@ def load(target: str | None, arch: str | None = None, context: Context | None = 
     Raises:
         UserError: the name or the file has a mistake, and the message says where; or ``TRAINYARD_ARCH`` has one.
     """
-    if target and Path(target).suffix in workspace.ONE_FILE:
-        one = _load_repository(workspace.description(Path(target).absolute()), context)
+    if workspace.is_one_file(target):
+        one = _load_repository(workspace.description(Path(os.path.abspath(target))), context)
         return one.on(arch or architectures.choose(one.platforms).name)
     file = workspace.find() if not target else None
     folder = file.parent if file else folder_of(target)

@@ -20,7 +20,8 @@ PARTIAL = ".trainyard-partial"
 #: Files of a folder that are read because of their names.
 _READ = re.compile(
     r"trainyard\.yaml|pyproject\.toml|(uv|poetry|pdm)\.(lock|toml)|Pipfile(\.lock)?|pylock.*\.toml|setup\.(cfg|py)"
-    r"|PKG-INFO|\.(git|docker)ignore|environment.*\.ya?ml|.*requirements.*\.(txt|in)"
+    r"|PKG-INFO|\.(git|docker)ignore|.*env.*\.ya?ml|.*requirements.*\.(txt|in)|pixi\.toml|cog\.yaml|apt\.txt"
+    r"|Dockerfile.*|.+\.dockerfile|\.python-version|runtime\.txt"
 )
 
 

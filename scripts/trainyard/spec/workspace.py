@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from packaging.licenses import canonicalize_license_expression
 from packaging.requirements import InvalidRequirement
@@ -256,7 +256,7 @@ class Workspace:
     @property
     def converted(self) -> Path | None:
         """Return the program that a notebook was converted to, which is at the top of /workspace; None of others."""
-        path = self.file.with_name(f"{Path(self.one_file).stem}.py")
+        path = self.file.with_name(f"{self.one_file}.py")
         return path if self.one_file.endswith(".ipynb") else None
 
     @property
@@ -311,14 +311,23 @@ def find(start: Path | None = None) -> Path | None:
     return None
 
 
+def is_one_file(target: str | None) -> TypeGuard[str]:
+    """Return whether a command is given one Python file or notebook, and no folder."""
+    return bool(target) and Path(str(target)).suffix in ONE_FILE and not Path(str(target)).is_dir()
+
+
 def description(path: Path) -> Path:
     """Return the file that takes the place of a trainyard.yaml for one Python file or notebook."""
     return path.parent / GENERATED / f"{path.name}.yaml"
 
 
 def lock_of(path: Path) -> Path:
-    """Return the lock of one file, which is beside it; between the dots of its name there is no other (PEP 751)."""
-    return path.with_name(f"pylock.{re.sub(r'[^A-Za-z0-9_-]', '-', path.stem)}.toml")
+    """Return the lock of one file, beside it: ``pylock.train.toml`` of train.py; a name has no other dots (PEP 751)."""
+    stem = path.name.removesuffix(".py")
+    name = re.sub(
+        r"[^A-Za-z0-9_-]", lambda match: f"_{ord(match[0]):x}_", "_trainyard" if stem == "trainyard" else stem
+    )
+    return path.with_name(f"pylock.{name}.toml")
 
 
 def default_name(folder: Path) -> str:

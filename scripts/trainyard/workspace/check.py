@@ -133,10 +133,11 @@ def check(spec: RepositorySpec) -> Checked:
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
             untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
             whole = requirement_choice.is_complete(spec.workspace.document.requirements.file)
-            pins = named.union(*spec.provided).difference(*spec.extends.provided) | named
+            of_lock = {line.name for line in wanted.constraints if line.file.name == "uv.lock"}
+            pins = named.union(*spec.provided).difference(*spec.extends.provided) | named | of_lock
             _check_system(found, spec, pins)
             if read and provided[0] and "" not in named and not untold and not whole:
-                _check_imports(found, spec, program, module, listed, pins, named.union(*provided))
+                _check_imports(found, spec, program, module, listed, pins, pins.union(*provided))
         with found.refusing():
             installed = named | ({""} if wanted.compiled else set())
             for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):

@@ -14,15 +14,26 @@ from trainyard.workspace.lines import text_of
 #: A requirement and its place, as ``Pipfile:4``.
 Placed = tuple[str, str]
 
-#: Packages of ``pip install`` in a Dockerfile; without options, addresses and files.
-_INSTALLS = re.compile(r"(?:pip3?|uv pip) install(?P<words>[^&;|]*)")
+#: The words after ``pip install``, up to the end of that command.
+_INSTALLS = re.compile(r"(?:\bpip3?|uv pip) install(?P<words>[^&;|\n]*)")
 
-#: Options of pip and uv that are followed by a value, and tools that no program imports.
-_WITH_VALUE = re.compile(
-    "-[rcifte]|--(requirement|constraint|index-url|extra-index-url|find-links|target|python|editable|index|prefix|root)"
-    "|--torch-backend"
+#: Options of pip and uv without a value; the next word is the value of every other one.
+_SWITCH = re.compile(
+    "-[qUvIy]+|--(upgrade|quiet|verbose|no-[a-z-]+|pre|user|force-reinstall|ignore-installed|system|break-system-packages"
+    "|require-hashes|use-[a-z0-9-]+|prefer-binary|disable-pip-version-check|compile|compile-bytecode|yes|reinstall|exact)"
+    "|--[a-z-]+=.*"
 )
+
+#: A package by its name; files, addresses and variables are none. And tools, which no program imports.
+_PACKAGE = re.compile(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?([=<>~!].*)?")
+_ARCHIVE = re.compile(r".*\.(whl|zip|tar\.\w+)")
 _TOOLS = frozenset(("pip", "uv", "wheel", "setuptools", "poetry", "pipenv", "pdm"))
+
+#: Keys of a package of a Pipfile that are environment markers (https://pipenv.pypa.io/en/latest/specifiers.html).
+_MARKERS = (
+    "sys_platform", "platform_system", "platform_machine", "python_version", "python_full_version", "os_name",
+    "implementation_name", "platform_python_implementation",
+)  # fmt: skip
 
 
 def _pipfile(path: Path) -> Iterator[Placed]:
@@ -50,11 +61,13 @@ def _entries(source: Toml, entries: Mapping[str, Any], after: str) -> Iterator[P
     """Yield the packages of a table with versions, as both formats have it; those of addresses are left to the user."""
     for name, value in entries.items():
         about = value if isinstance(value, dict) else {"version": value}
-        version = str(about.get("version", "*"))
+        version, named = str(about.get("version", "*")), about.get("extras")
         if {"git", "path", "file", "url"} & about.keys():
             continue
-        extras = f"[{','.join(about['extras'])}]" if about.get("extras") else ""
-        marker = f" ; {about['markers']}" if about.get("markers") else ""
+        extras = f"[{','.join(map(str, named))}]" if isinstance(named, list) and named else ""
+        markers = [str(about["markers"])] if about.get("markers") else []
+        markers += [f"{key} {about[key]}" for key in _MARKERS if key in about]
+        marker = f" ; {' and '.join(markers)}" if markers else ""
         version = "" if version == "*" else f"=={version}" if version[:1].isdigit() else version
         yield f"{name}{extras}{version}{marker}", source.where(name, after=after)
 
@@ -82,22 +95,47 @@ def debian(root: Path, names: Sequence[str]) -> tuple[str, list[str]]:
     return "cog.yaml", [str(one) for one in packages] if isinstance(packages, list) else []
 
 
+def packages_of(command: str) -> Iterator[str]:
+    """Yield the packages that a shell's command installs with pip or uv by their names."""
+    for match in _INSTALLS.finditer(re.sub(r"(^|\s)#.*", "", command)):
+        skip = False
+        for word in match["words"].split():
+            word = word.strip("\"'")
+            if skip or word.startswith("-"):
+                skip = not skip and not _SWITCH.fullmatch(word)
+            elif _PACKAGE.fullmatch(word) and not _ARCHIVE.fullmatch(word) and word not in _TOOLS:
+                yield word
+
+
 def installed(path: Path) -> list[Placed]:
-    """Return the packages that a Dockerfile or converted notebook installs with pip or uv by their names."""
+    """Return the packages that a Dockerfile installs with pip or uv by their names."""
     found: dict[str, str] = {}
     number = 1
-    for command in re.split(r"(?<!\\)\n", text_of(path)):
-        text = re.sub(r"\\\n", " ", command)
-        for match in () if text.lstrip().startswith("#") else _INSTALLS.finditer(text):
-            skip = False
-            for word in match["words"].split():
-                word = word.strip("\"'")
-                if skip or word.startswith("-"):
-                    skip = not skip and bool(_WITH_VALUE.fullmatch(word))
-                elif re.fullmatch(r"[A-Za-z][\w.-]*(\[[\w,-]+\])?([=<>~!].*)?", word) and word not in _TOOLS:
-                    found.setdefault(word, f"{path.name}:{number}")
-        number += command.count("\n") + 1
+    # Comments inside of a command are no part of it: https://docs.docker.com/reference/dockerfile/#format
+    for lines in re.split(r"(?<!\\)\n", re.sub(r"(?m)^[ \t]*#.*$", r"\\", text_of(path))):
+        before = re.match(r"(\\\n)*", lines)
+        for word in packages_of(lines.replace("\\\n", " ")):
+            found.setdefault(word, f"{path.name}:{number + (before[0].count(chr(10)) if before else 0)}")
+        number += lines.count("\n") + 1
     return list(found.items())
+
+
+#: What a converted notebook has in the place of a cell's command that installs.
+INSTALL = "pass  # "
+
+
+def of_cells(path: Path) -> tuple[list[Placed], list[str]]:
+    """Return the packages that the cells of a converted notebook install, and the addresses, as notes."""
+    found: dict[str, str] = {}
+    notes = []
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if line.lstrip().startswith(INSTALL):
+            command = line.partition(INSTALL)[2]
+            for word in packages_of(command):
+                found.setdefault(word, f"{path.name}:{number}")
+            addresses = [word for word in command.split() if "://" in word]
+            notes += [f"{path.name}:{number} installs {one}: list it in requirements.txt" for one in addresses]
+    return list(found.items()), notes
 
 
 #: Name of a file, as a regular expression -> what reads it, the preferred first.

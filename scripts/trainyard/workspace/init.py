@@ -373,7 +373,7 @@ class Repository:
     def _code(self, closure: Sequence[Source]) -> list[str]:
         """Return all of a small repository; of a larger one, what holds code and no data."""
         if self.one_file:
-            return [source.path for source in closure]
+            return [name for name in self.names if name.endswith(".py")]
         needed = {source.path.partition("/")[0] for source in closure}
         sizes: dict[str, int] = {}
         code: set[str] = set(needed)
@@ -437,8 +437,8 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
     if asked:
         notes += [note] if note else []
         return asked[0], f"{why}, and {asked[1]}"
+    notes += [note] if note else []
     if "cuda" not in marks:
-        notes += [note] if note else []
         return cpu, why
     if "asks" not in marks:
         return gpu, f"{why}, and {marks['cuda']} needs a GPU"

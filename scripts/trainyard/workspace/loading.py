@@ -16,7 +16,7 @@ def load(target: str | None, arch: str | None = None, context: Context | None = 
         UserError, StepFailed: see :func:`trainyard.spec.model.load` and
             :func:`trainyard.workspace.one_file.describe`.
     """
-    if target and Path(target).suffix in workspace.ONE_FILE:
+    if workspace.is_one_file(target):
         from trainyard.workspace import one_file  # libraries that no other target needs
 
         one_file.describe(Path(target))

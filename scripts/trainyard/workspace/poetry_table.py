@@ -5,6 +5,7 @@ https://python-poetry.org/docs/pyproject/. Projects with ``package-mode = false`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ def _read(file: Path) -> Poetry | None:
     """Return what Poetry reads; None if it has a mistake, which the build backend explains better."""
     from poetry.core.factory import Factory
 
+    logging.getLogger("poetry").addHandler(logging.NullHandler())  # it says of each path that there is nothing
     try:
         return Factory().create_poetry(file.parent)
     except Exception:  # of many kinds, as those of versions

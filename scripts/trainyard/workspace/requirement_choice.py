@@ -113,14 +113,16 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
         why = f"[{'tool.poetry.dependencies' if poetry else 'project'}] lists dependencies"
         return Choice("pyproject.toml", why=why, lines=listed)
     found = Found()
-    cells = copied_lists.installed(root / script) if script.startswith(f"{workspace.GENERATED}/") else []
+    of_notebook = script.startswith(f"{workspace.GENERATED}/")
+    cells, notes = copied_lists.of_cells(root / script) if of_notebook else ([], [])
+    cells = [cell for cell in cells if _is_requirement(cell[0])]
     if script and dependency_tables.has_header(root / script):
         dependency_tables.read_script(root / script, found, fits=lambda _: True)
         choice = _of_file(script, "its header lists requirements", found)
-        choice.packages = [text for text, _ in cells]
+        choice.packages, choice.notes = [text for text, _ in cells], notes
         return choice
     if cells:
-        return Choice("", [text for text, _ in cells], "its cells install them", cells)
+        return Choice("", [text for text, _ in cells], "its cells install them", cells, notes=notes)
     if name := next((name for name in _FILES if name in names), None):
         requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
         return _of_file(name, "it lists requirements", found)

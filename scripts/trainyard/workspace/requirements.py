@@ -113,7 +113,8 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
             )
     _resolve_own(found, projects, fits)
     for source in (one for one in found.sources if one.is_path):
-        inside(Path(source.location.partition("#")[0]), ws.root, source.line.where)
+        path, _, fragment = source.location.partition("#")
+        inside(Path(path) / fragment.removeprefix("subdirectory="), ws.root, source.line.where)
     provided = frozenset(canonicalize_name(project.name) for project in projects if project.name)
     return Wanted(
         lines=_without(found.lines, provided),

@@ -77,7 +77,8 @@ def read(path: Path, found: Found, *, constraints: bool = False, above: tuple[Pa
 def _check_files(lines: Iterable[Line], top: Path) -> None:
     """Check that no line names a file of another machine, outside of the git repository ``top``."""
     built = [(line, _BUILT.match(line.text)) for line in lines]
-    outside = [line for line, match in built if match and leads_out(Path(unquote(match[1])), top)]
+    named = [(line, unquote(match[1]).partition("\0")[0]) for line, match in built if match]
+    outside = [line for line, path in named if leads_out(Path(path), top)]
     if outside:
         more = f", as {len(outside) - 1} more line{'s do' if outside[2:] else ' does'}" if outside[1:] else ""
         raise UserError(

@@ -99,10 +99,10 @@ def command(ctx: click.Context, /, target: str | None, action: str | None, as_js
     from trainyard.common import console
     from trainyard.image import recipes
     from trainyard.release import pushes
-    from trainyard.spec import model
+    from trainyard.workspace import loading
     from trainyard_jobs.pods import actions
 
-    spec = functools.cache(lambda: model.load(target, context=ctx.obj))
+    spec = functools.cache(lambda: loading.load(target, context=ctx.obj))
     chosen = actions.Options(
         recipe=lambda: recipes.outline(spec()) if target else None,
         pushed=lambda place: pushes.last(ctx.obj.state / spec().target, place, spec().folder),
