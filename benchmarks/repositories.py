@@ -80,7 +80,7 @@ address (PyTorch's index, a mirror, GitHub), `lock` ends with that, and the row 
 
 A second count that shares no code with Trainyard (`benchmarks/second_count.py`) reads the same files. A statement about
 an import is false if the module is in the repository, or a package of its name is listed or locked. The statements of
-other kinds were read by a person on 2026-11-28; those that were false are in repositories.yaml, and count while they
+other kinds were read one by one on 2026-11-28; those that were false are in repositories.yaml, and count while they
 are said.
 
 | repository | kind | line |

@@ -36,9 +36,10 @@ WISH = re.compile(
     r"|\bpytorch-cuda\b|\bcudatoolkit\b|\bcuda-version\b|FROM nvidia/cuda|FROM \S*pytorch:\S*cuda|^\s*gpu: true"
 )
 
-#: Lines of the output about an import: the file, the module, and the list that has no package, and what is added.
+#: Lines of the output about an import: the file, the module, and the list that has no package, and what is added; one
+#: that names another list which has it is true.
 IMPORT = re.compile(
-    r"WARNING: (\S+?):\d+ imports (\w+)[\w.]*[,:](?: for which (\S+) lists no package: (\S+) is added)?"
+    r"WARNING: (?!.*is added, as )(\S+?):\d+ imports (\w+)[\w.]*[,:](?: for which (\S+) lists no package: (\S+) is added)?"
 )
 
 
