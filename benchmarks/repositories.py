@@ -92,6 +92,21 @@ are said.
 | repository | kind | target | requirements | locks | answered | reason of a miss |
 |---|---|---|---|---|---|---|
 {rows}
+
+## Which torch is meant
+
+Each form of words chooses a target, is said with its file and line, and reaches the lock
+(`pytest tests/unit/test_torch_variant.py`, against an index that the test serves). The forms of lists are numbered in
+[own-repository.md](own-repository.md#trainyardyaml).
+
+| form | target | said |
+|---|---|---|
+{forms}
+
+## Packages and their modules
+
+No import of these is called missing, and no package is added beside one (`pytest tests/unit/test_import_names.py`):
+{pairs}.
 """
 
 
@@ -202,7 +217,14 @@ def page(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
              found["answered"] or "", re.sub(r"\w+://\S+", "(an address)", found["reason"])[:240])
             for row, found in both
         ]),
+        forms=table([(one["form"], one["target"], one.get("said", "")) for one in known("torch_forms")]),
+        pairs=", ".join(f"{package} ({module})" for package, module in known("module_pairs")),
     )  # fmt: skip
+
+
+def known(name: str) -> Any:
+    """Return a table of the unit tests, which judge it."""
+    return yaml.safe_load((ROOT / "tests" / "unit" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def link(row: Mapping[str, Any]) -> str:

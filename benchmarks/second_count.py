@@ -39,7 +39,8 @@ WISH = re.compile(
 #: Lines of the output about an import: the file, the module, and the list that has no package, and what is added; one
 #: that names another list which has it is true.
 IMPORT = re.compile(
-    r"WARNING: (?!.*is added, as )(\S+?):\d+ imports (\w+)[\w.]*[,:](?: for which (\S+) lists no package: (\S+) is added)?"
+    r"WARNING: (?!.*is added, as )(\S+?):\d+ imports (\w+)[\w.]*[,:]"
+    r"(?: for which (\S+) lists no package: (\S+) is added)?"
 )
 
 
