@@ -75,7 +75,7 @@ def user(command: Path, server: DockerRegistryContainer, tmp_path: Path) -> Iter
         return User(command, repository.download(tmp_path), tmp_path / "home", f"{running.address(server)}/team")
 
     yield start
-    for name in made:
+    for name in (name for one in made for name in (one, f"{one}-notebook")):
         for image in ENGINE.images(label=f"{LABELS}.target={name}"):
             ENGINE.client.images.remove(image.id, force=True)
 
