@@ -1,4 +1,4 @@
-"""What `trainyard init`, `check` and `lock` make of a hundred public repositories, beside a second count of our own.
+"""Run `trainyard init`, `check` and `lock` on a hundred public repositories, and count their mistakes independently.
 
     python -m benchmarks.repositories FOLDER              all of repositories.yaml, two at a time
     python -m benchmarks.repositories FOLDER --only NAME  those whose names contain a word
@@ -65,8 +65,8 @@ PAGE_TEXT = """\
 
 # A hundred public repositories
 
-What `trainyard init`, `check` and `lock` make of repositories that nobody wrote for Trainyard, untouched. How they were
-chosen, and their commits: [repositories.yaml](../benchmarks/repositories.yaml). If `init` asks which program trains,
+Results of `trainyard init`, `check` and `lock` on public repositories, unmodified. How they were chosen, and their
+commits: [repositories.yaml](../benchmarks/repositories.yaml). If `init` asks which program trains,
 and names an answer, it is given that one.
 
 {date}, {machine}. The machine reaches a package index and nothing else: where a list of a repository names another

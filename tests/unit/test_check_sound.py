@@ -1,4 +1,4 @@
-"""What ``trainyard check`` says is what ``lock`` and ``image`` say: without a network before them, with one instead."""
+"""Compare ``trainyard check`` with ``lock`` and ``image``: it refuses what they refuse, in the same words."""
 
 from __future__ import annotations
 
@@ -97,18 +97,15 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "pins of the framework that exclude each other": (
         {"requirements.txt": "torch==2.9.0\ntorch==2.9.1\n"},
-        "requirements.txt:1: torch==2.9.0 cannot be installed: because this image needs torch==2.9.0 and torch==2.9.1, "
-        "we can conclude that your requirements are unsatisfiable.",
+        "requirements.txt:1: torch==2.9.0 and torch==2.9.1 of requirements.txt:2 exclude each other: relax one",
     ),
     "a framework that the requirements exclude": (
         {"trainyard.yaml": yaml("framework: torch==2.9.1\nrequirements: [torch<2.9]\n")},
-        "trainyard.yaml:4: torch==2.9.1 cannot be installed: because this image needs torch==2.9.1 and torch<2.9, we "
-        "can conclude that your requirements are unsatisfiable.",
+        "trainyard.yaml:4: torch==2.9.1 and torch<2.9 of trainyard.yaml:5 exclude each other: relax one",
     ),
     "pins that exclude each other": (
         {"requirements.txt": "-c constraints.txt\neinops>=0.8\n", "constraints.txt": "einops<0.8\n"},
-        "requirements.txt:2: einops>=0.8 cannot be installed: because this image needs einops>=0.8 and einops<0.8, we "
-        "can conclude that your requirements are unsatisfiable.",
+        "requirements.txt:2: einops>=0.8 and einops<0.8 of constraints.txt:1 exclude each other: relax one",
     ),
     "an extra that is not there": (
         {"trainyard.yaml": yaml("requirements: {file: pyproject.toml, extras: [gpu]}\n"), "pyproject.toml": PROJECT},

@@ -14,7 +14,7 @@ from tests.fakes.package_index import PackageIndex, wheel
 from tests.workspaces import empty, fresh, is_current, relock, repository, versions
 
 from trainyard.common.errors import UserError
-from trainyard.image import dockerfile, lock_origin, package_index
+from trainyard.image import dockerfile, lock_origin, package_index, repository_lock
 from trainyard.spec import gpus, model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
@@ -246,6 +246,7 @@ def test_a_requirement_may_need_another_version_of_what_the_framework_needs(
 ) -> None:
     """The packages that the target names keep theirs, and the lock is kept until the requirement goes."""
     index.add(wheel("old", "1.0", ("numpy<2",)))
+    repository_lock.answered(write("old\n"))  # of check --online
     relock(write("old\n"))
     assert "what the framework needs is numpy 1.26.4, as the requirements ask for" in caplog.text
     spec = fresh(write("old\n"))

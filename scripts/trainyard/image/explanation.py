@@ -58,7 +58,7 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
             text,
         )
         if not match:
-            raise Failed(spec.target, text) from None
+            raise Failed(spec.target, text, unsatisfiable=error.unsatisfiable) from None
         reason = match[1][:1].lower() + match[1][1:]
         about = [line for line in lines if re.search(rf"(?<![\w-]){re.escape(line.name)}(?![\w-])", reason)]
         subject = f"{about[0].where}: {about[0].shown}" if about else f"{spec.where}: the requirements"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+from packaging.specifiers import SpecifierSet
 
 from trainyard.common.errors import UserError
 from trainyard.image import base_contents, framework_choice
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.explanation import explained
-from trainyard.image.resolution import Request
 from trainyard.image.resolver import check_conflicts
 from trainyard.spec.lock import versions
+from trainyard.spec.markers import applies
 from trainyard.spec.model import RepositorySpec, each_platform
 from trainyard.workspace import indexes, requirements, wheels
+from trainyard.workspace.lines import Line
+from trainyard.workspace.requirements import Wanted
 
 
 def refusals(spec: RepositorySpec) -> Iterator[UserError]:
@@ -49,11 +52,34 @@ def _check_framework(spec: RepositorySpec) -> None:
     for one in map(home.on_base, framework_choice.possible_bases(home) if reasons else [home.base]):
         wanted = requirements.of_image(one)
         packages = framework_choice.packages(one, wanted, reasons) if reasons else []
-        request = Request(each_platform(one), wanted, {} if reasons else held)
         try:
             framework_choice.check_trainers(one, one.framework.version(line.text for line in packages))
-            with explained(request, [*reasons, *wanted.lines]):
-                return framework_choice.check_agreement(request, packages)
+            return _check_agreement(one, wanted, packages)
         except UserError as error:
             failures.append(error)
     raise failures[0]
+
+
+def _check_agreement(spec: RepositorySpec, wanted: Wanted, packages: Sequence[Line]) -> None:
+    """Check that no two requirements of a package exclude each other on a platform; uv.lock's are left to uv.
+
+    Args:
+        packages: the framework's.
+    """
+    constraints = [line for line in wanted.constraints if line.file.name != "uv.lock"]
+    replaced = {line.name for line in wanted.overrides} | {*wanted.excludes}
+    for one in each_platform(spec):
+        of: dict[str, list[Line]] = {}
+        for line in (*packages, *wanted.lines, *constraints):
+            if line.name not in replaced and applies(
+                line.requirement.marker, one.python_version, one.architecture.machine
+            ):
+                of.setdefault(line.name, []).append(line)
+        for name in {line.name for line in (*packages, *wanted.lines)} & of.keys():
+            first, *others = dict.fromkeys(of[name])
+            for other in others:
+                both = f"{first.requirement.specifier},{other.requirement.specifier}".strip(",")
+                if contradictions.public(SpecifierSet(both)).is_unsatisfiable():
+                    raise UserError(
+                        f"{first.where}: {first.shown} and {other.shown} of {other.where} exclude each other: relax one"
+                    )

@@ -238,20 +238,6 @@ def resolve_framework(request: Request, lines: Sequence[Line]) -> Resolved:
     return {arch: [replace(pin, role="framework") for pin in every] for arch, every in request.resolve().items()}
 
 
-def check_agreement(request: Request, lines: Sequence[Line]) -> None:
-    """Raise a :class:`Failed` if two requirements exclude each other, which uv tells without an index.
-
-    Args:
-        request: of everything that the repository requires, ``lines``: :func:`packages`.
-    """
-    wanted = replace(request.wanted, options={"no-index": True}, index_of={})
-    try:
-        _together(replace(request, wanted=wanted, indexes=()), lines)
-    except Failed as error:
-        if error.unsatisfiable and "index lookups were disabled" not in error.stderr:
-            raise
-
-
 def _together(request: Request, lines: Sequence[Line]) -> Resolved:
     """Return the framework's packages and everything else; see :func:`resolve_framework`."""
     names = [line.name for line in lines]

@@ -159,23 +159,8 @@ def resolve(
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
 
-    def resolved(reasons: Sequence[Line]) -> tuple[Origin | None, dict[str, dict[str, Locked]]]:
-        kept = _kept(spec, old, reasons)
-        if kept and not all(kept.of(one.arch) for one in model.each_platform(spec)):
-            lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
-        previous = _Previous(old or Lock(), kept is not None, upgraded)
-        return kept.origin if kept else None, _resolved(_request(spec, previous, constrain), previous, reasons)
-
-    try:
-        origin, indexed = resolved(reasons)
-    except NoSolution as refused:
-        if reasons or spec.base_contents:
-            raise
-        reasons = [Line(framework_choice.MOVED, spec.file, 1)]
-        try:
-            origin, indexed = resolved(reasons)
-        except (UserError, StepFailed):
-            raise refused from None
+    reasons, kept, indexed = _answer(spec, old, reasons, upgraded, constrain)
+    origin = kept.origin if kept else None
     lock = Lock(spec.python_version, indexed)
     return spec, replace(
         lock,
@@ -194,10 +179,42 @@ def answered(spec: RepositorySpec) -> None:
     """Resolve what neither an engine nor a build has to tell; raise what :func:`lock` does, which writes the result."""
     old = spec.usable_lock
     spec, reasons = _on_base(spec, old)
-    previous = _Previous(old or Lock(), _kept(spec, old, reasons) is not None, frozenset())
-    indexed = _resolved(_request(spec, previous, lambda _: (), built=False), previous, reasons)
+    reasons, _, indexed = _answer(spec, old, reasons, frozenset(), lambda _: (), built=False)
     origin = Origin("", "", spec.extends.target, spec.base_spec().image, "", framework_choice.text(reasons))
     _check_framework(spec.with_lock(Lock(spec.python_version, indexed, origin=origin)))
+
+
+def _answer(
+    spec: RepositorySpec,
+    old: Lock | None,
+    reasons: list[Line],
+    upgraded: frozenset[str],
+    constrain: Constrain,
+    *,
+    built: bool = True,
+) -> tuple[list[Line], Lock | None, dict[str, dict[str, Locked]]]:
+    """Resolve with the framework of the target or, if nothing goes with that, with other versions of what it needs.
+
+    Args:
+        reasons: lines for which the framework is not that of the target; ``built``: see :func:`_request`.
+    Returns:
+        the reasons that hold, the old lock if it is kept, and what is locked, by package index and architecture.
+    """
+    kept = _kept(spec, old, reasons)
+    if kept and built and not all(kept.of(one.arch) for one in model.each_platform(spec)):
+        lock_origin.check_tool(spec)  # the framework of a platform that was added is that of this Trainyard
+    previous = _Previous(old or Lock(), kept is not None, upgraded)
+    try:
+        return reasons, kept, _resolved(_request(spec, previous, constrain, built=built), previous, reasons)
+    except (NoSolution, Failed) as refused:
+        # By uv's exit status: its words may be others than those that make a NoSolution of it.
+        if reasons or spec.base_contents or (isinstance(refused, Failed) and not refused.unsatisfiable):
+            raise
+        moved = [Line(framework_choice.MOVED, spec.file, 1)]
+        try:
+            return _answer(spec, old, moved, upgraded, constrain, built=built)
+        except (UserError, StepFailed):
+            raise refused from None
 
 
 def _kept(spec: RepositorySpec, old: Lock | None, reasons: Sequence[Line]) -> Lock | None:

@@ -1,4 +1,4 @@
-"""Which libraries programs and modules load, and which of them are nowhere."""
+"""Find the libraries that programs and modules load, and those that are nowhere."""
 
 from __future__ import annotations
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from trainyard.common.errors import UserError
-from trainyard.workspace.project import Project
-from trainyard.workspace.requirement_choice import Choice, written
+from trainyard.workspace.requirement_choice import Choice
 
 #: A package, and the only version that a requirement allows, whatever its variant; or a series, as ``1.26.*``.
 _PIN = re.compile(r"([\w.-]+)\s*(?:\[[^]]*])?\s*==\s*(\d[\w.!]*(?:\.\*)?)(?:\+[\w.]+)?\s*")
 
 
-def notes(root: Path, names: Sequence[str], wanted: Choice, project: Project | None) -> Iterator[str]:
-    """Yield a line for each list of the files ``names`` that pins other versions than the one that is taken."""
+def notes(wanted: Choice, others: Mapping[str, Choice]) -> Iterator[str]:
+    """Yield a line for each list that pins other versions than the one that is taken.
+
+    Args:
+        others: name of a file -> what it lists, of those that are not taken.
+    """
     places = [wanted.file.replace("uv.lock", "pyproject.toml"), *wanted.names.values()]
     taken, own = next(filter(None, places), "").partition(":")[0], _pins(wanted)
-    for name in (name for name in names if own and name != taken):
-        try:
-            other = _pins(written(root, [name], project if project and project.file == root / name else None))
-        except UserError:  # about a file that is not taken
-            continue
+    for name, listed in others.items():
+        other = _pins(listed)
         differing = [
             f"{one}=={other[one]} ({taken}: {one}=={own[one]})"
             for one in sorted(own.keys() & other.keys())

@@ -1,4 +1,4 @@
-"""Which distribution provides a module, by what is known of wheels.
+"""Tell which distribution provides a module, by what is known of wheels.
 
 An unknown name is not guessed: a distribution of the same name may be another's, or malicious.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -218,10 +217,10 @@ class Repository:
         needing = closure or ([] if wanted.why else self.sources.run)
         pyproject = self.folder / "pyproject.toml"
         groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
-        others = functools.partial(requirement_choice.elsewhere, self.folder, self.names, wanted, self.project)
-        requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups, others)
+        others = requirement_choice.others(self.folder, self.names, wanted, self.project)
+        requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups, others.values())
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
-        notes += differing_lists.notes(self.folder, self.names, wanted, self.project)
+        notes += differing_lists.notes(wanted, others)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why

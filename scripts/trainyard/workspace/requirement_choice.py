@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,17 +209,16 @@ def _of_conda(name: str, versions: str) -> str:
     return f"{name}{versions}" if _is_requirement(f"{name}{versions}") else name
 
 
-def elsewhere(root: Path, names: Sequence[str], choice: Choice, project: Project | None) -> dict[str, tuple[str, str]]:
-    """Return canonical name -> requirement and place, of the lists of a repository that ``choice`` does not take."""
-    found: dict[str, tuple[str, str]] = {}
-    taken = {choice.file, *(place.partition(":")[0] for place in choice.names.values())}
+def others(root: Path, names: Sequence[str], choice: Choice, project: Project | None) -> dict[str, Choice]:
+    """Return name -> what it lists, of the files of a repository that ``choice`` does not take."""
+    found: dict[str, Choice] = {}
+    taken = {choice.file.replace("uv.lock", "pyproject.toml")}
+    taken |= {place.partition(":")[0] for place in choice.names.values()}
     for name in (name for name in names if name not in taken):
-        try:
+        with contextlib.suppress(UserError):  # about a file that is not taken
             other = written(root, [name], project if project and project.file == root / name else None)
-        except UserError:  # about a file that is not taken
-            continue
-        for text, place in (*other.lines, *other.conda.values()):
-            found.setdefault(canonicalize_name(Requirement(text).name), (text, place))
+            if other.lines or other.conda:
+                found[name] = other
     return found
 
 
@@ -234,24 +234,24 @@ def complete(
     spec: Spec,
     project: Project | None,
     groups: Mapping[str, list[str]],
-    elsewhere: Callable[[], Mapping[str, tuple[str, str]]],
+    others: Iterable[Choice],
 ) -> None:
     """Add to ``choice`` what the command always imports and neither the target nor the requirements have.
 
     Args:
         project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
-        elsewhere: returns canonical name -> requirement and place, of the lists that are not taken.
+        others: the lists that are not taken.
     """
     if choice.untold or is_complete(choice.file):
         return
     own = {canonicalize_name(project.name)} if project else set()
-    framework, others = spec.provided
-    known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *others}
+    framework, rest = spec.provided
+    known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *rest}
     modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
     packages = {module: import_names.proposed(module, choice.conda) for module in modules}
     choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
     found = {package: module for module, package in packages.items() if package}
-    _take_from_conda(choice, found, framework, others)
+    _take_from_conda(choice, found, framework, rest)
     of_project = choice.file in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
     extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}
     for taken, listed in (
@@ -271,7 +271,9 @@ def complete(
         packages_of_lock = dependency_tables.toml(project.folder / "uv.lock").data.get("package", [])
         locked = {canonicalize_name(str(one.get("name"))) for one in packages_of_lock}
         found = {name: module for name, module in found.items() if name not in locked}
-    listed_elsewhere = elsewhere() if found or choice.unknown else {}
+    listed_elsewhere: dict[str, tuple[str, str]] = {}
+    for text, place in (one for other in others for one in (*other.lines, *other.conda.values())):
+        listed_elsewhere.setdefault(canonicalize_name(Requirement(text).name), (text, place))
     for module in [one for one in choice.unknown if canonicalize_name(one) in listed_elsewhere]:
         found[canonicalize_name(module)] = module
         del choice.unknown[module]

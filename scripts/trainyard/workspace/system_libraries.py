@@ -1,4 +1,4 @@
-"""Which Debian packages the wheels of a repository need, before an image is built."""
+"""Tell which Debian packages the wheels of a repository need, before an image is built."""
 
 from __future__ import annotations
 

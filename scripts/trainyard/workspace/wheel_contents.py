@@ -1,4 +1,4 @@
-"""What the wheels of much used distributions contain: wheel_contents.json, which ``trainyard dev wheels`` writes."""
+"""Tell what wheels contain, from wheel_contents.json, which ``trainyard dev wheels`` writes."""
 
 from __future__ import annotations
 

@@ -172,16 +172,17 @@ def _push_code(context: Context, folder: str, given: dict[str, Any]) -> dict[str
     """Replace the code of the image of the repository in ``folder``; the options that name the result."""
     from trainyard.common import console, errors
     from trainyard.release import code_push, repository_code
-    from trainyard.spec import model, workspace
+    from trainyard.spec import workspace
+    from trainyard.workspace import loading
 
     for name in ("target", "image"):
         if given[name]:
             raise errors.UserError(f"--code names the image: remove {name.upper()}")
-    file = workspace.find(Path(folder))
-    if file is None:
+    file = None if workspace.is_one_file(folder) else workspace.find(Path(folder))
+    if file is None and not workspace.is_one_file(folder):
         raise errors.UserError(f"no {workspace.FILE} in {folder} or above it: run 'trainyard init' there")
-    target = str(file.parent)
-    code = repository_code.of(model.load(target, context=context))
+    target = str(file.parent) if file else folder
+    code = repository_code.of(loading.load(target, context=context))
     made = code_push.push(code, code_push.address(code, given["registry"]), context.state)
     console.say(f"{made['tag']}: {'pushed, not tested' if made['changed'] else 'the code has not changed'}")
     return {"target": target, "image": made["reference"]}
