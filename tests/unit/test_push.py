@@ -190,6 +190,14 @@ REFUSED = (
     'failed commit on ref "manifest-sha256:01": unexpected status from PUT request to '
     "http://localhost:5000/v2/team/trainyard/manifests/big: 400 Bad Request"
 )
+TAG_IS_WRITTEN = (
+    "unexpected status from HEAD request to http://localhost:5000/v2/team/trainyard/manifests/big: "
+    "500 Internal Server Error"
+)
+NO_SUCH_UPLOAD = (
+    "unexpected status from PUT request to http://localhost:5000/v2/team/trainyard/blobs/uploads/1: "
+    "500 Internal Server Error"
+)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +205,21 @@ REFUSED = (
     [
         ([REFUSED, REFUSED, ""], 3, ""),
         ([REFUSED, REFUSED, REFUSED], 3, "400 Bad Request"),
+        ([TAG_IS_WRITTEN, ""], 2, ""),
+        ([TAG_IS_WRITTEN] * 3, 3, "its disk may be full"),
+        ([NO_SUCH_UPLOAD], 1, "its disk may be full"),
         (["unauthorized: authentication required"], 1, "refuses the credentials"),
     ],
-    ids=["blobs that another push sends", "a manifest that stays refused", "credentials"],
+    ids=[
+        "blobs that another push sends",
+        "a manifest that stays refused",
+        "a tag that another push writes",
+        "a registry that fails",
+        "a blob",
+        "credentials",
+    ],
 )
-def test_a_push_is_repeated_if_another_still_sends_its_blobs(
+def test_a_push_is_repeated_if_another_push_stands_in_its_way(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, errors: list[str], calls: int, words: str
 ) -> None:
     answers = iter(errors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -81,9 +82,12 @@ def entries(folder: str) -> dict[str, Entry]:
             return retry(folder, lambda: _remote_entries(folder))
         with os.scandir(folder) as scanned:
             for entry in scanned:
-                is_directory = entry.is_dir()
-                about = None if is_directory else entry.stat()
-                found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns)) if about else Entry(folder=True)
+                if entry.is_dir():
+                    found[entry.name] = Entry(folder=True)
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # another process's temporary file, renamed meanwhile
+                    about = entry.stat()
+                    found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:

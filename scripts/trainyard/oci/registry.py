@@ -49,7 +49,17 @@ from trainyard.oci.documents import (
     parse,
 )
 from trainyard.oci.reference import REGISTRY, REPOSITORY, Reference
-from trainyard.oci.transport import TIMEOUT, Checked, Session, is_loopback, is_private, joined, origin, read
+from trainyard.oci.transport import (
+    TIMEOUT,
+    TRANSIENT_ERRORS,
+    Checked,
+    Session,
+    is_loopback,
+    is_private,
+    joined,
+    origin,
+    read,
+)
 from trainyard.spec.state import own
 
 #: Media types of the manifests and indexes that are accepted.
@@ -67,11 +77,16 @@ _MOST_PAGES = 1000
 #: Seconds between reading a tag again and again that is not what was written: a cache may answer once.
 _READ_AGAIN = (0.0, 0.3, 1.0)
 
-#: The error of Docker 26 if two pushes of an image to one repository run at the same time: the second skips blobs that
-#: the first is uploading, and sends its manifest before they are complete.
-_BLOBS_INCOMPLETE = re.compile(r"unexpected status from PUT request to \S+/manifests/\S+: 400 ")
+#: Errors of Docker 26 that pass if the push is repeated. 400: of two pushes of an image to one repository, the second
+#: skips blobs that the first is uploading, and sends its manifest before they are complete. The others are
+#: :data:`~trainyard.oci.transport.TRANSIENT_ERRORS` about a manifest: the reference registry answers 500 to who reads a
+#: tag while another push writes it.
+_PASSES = re.compile(
+    r"unexpected status from (?:PUT request to \S+/manifests/\S+: 400"
+    rf"|[A-Z]+ request to \S+/manifests/\S+: (?:{'|'.join(map(str, TRANSIENT_ERRORS))})) "
+)
 
-#: Seconds before a push that failed with that error is repeated. Blobs that arrived are not resent.
+#: Seconds before a push that failed with one of those errors is repeated. Blobs that arrived are not resent.
 _PUSH_AGAIN = (2, 10)
 
 #: Error text of the engine or a registry -> what it means for the user. The first match wins; {} is the registry.
@@ -193,7 +208,7 @@ def push(engine: Engine, reference: str) -> Iterator[tuple[str, str]]:
         failed = yield from _push(engine, destination, reference, done)
         if not failed:
             return
-        if pause is None or not _BLOBS_INCOMPLETE.search(failed):
+        if pause is None or not _PASSES.search(failed):
             raise StepFailed(meaning(failed, reference))
         time.sleep(pause)
 

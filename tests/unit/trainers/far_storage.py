@@ -10,17 +10,17 @@ from typing import IO, Any
 
 
 class Object(io.BytesIO):
-    """A file that appears when it is closed, as objects do."""
+    """A file that appears when it is closed, as objects do: no listing has a part of it, or another name."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, folder: Path) -> None:
         super().__init__()
         self.place = place
+        self.unique = folder.with_name(f"{folder.name}.{place.name}.{id(self)}")
 
     def close(self) -> None:
         if not self.closed:
-            unique = self.place.with_name(f"{self.place.name}.{id(self)}")
-            unique.write_bytes(self.getvalue())
-            unique.replace(self.place)
+            self.unique.write_bytes(self.getvalue())
+            self.unique.replace(self.place)
         super().close()
 
 
@@ -78,7 +78,7 @@ class FarStorage:
 
     def open(self, path: str, mode: str) -> IO[bytes]:
         place = self.folder / self._strip_protocol(path)
-        return Object(place) if mode == "wb" else place.open(mode)
+        return Object(place, self.folder) if mode == "wb" else place.open(mode)
 
     def rm(self, path: str) -> None:
         (self.folder / self._strip_protocol(path)).unlink()

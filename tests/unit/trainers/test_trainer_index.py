@@ -378,6 +378,13 @@ def together(count: int, work: Callable[[Rank], T]) -> list[T | UserError]:
     return results  # type: ignore[return-value]
 
 
+def test_a_name_without_a_file_empties_no_listing(tmp_path: Path) -> None:
+    """Another process renames its temporary file between listing it and looking at it: a link shows the same."""
+    write_tar(tmp_path / "train-0.tar", samples(0, 3))
+    (tmp_path / ".index.tmp").symlink_to("renamed")
+    assert list(storage.entries(str(tmp_path))) == ["train-0.tar"]
+
+
 def test_processes_share_the_work_of_the_index(far: FarStorage) -> None:
     for number in range(7):
         write_tar(far.folder / "d" / f"train-{number}.tar", samples(number * 10, 3 + number))
