@@ -75,7 +75,7 @@ def test_a_console_script_that_an_update_breaks_ends_the_test_with_a_remedy_that
         beside.result()
     assert str(refusal.value) == (
         "tensorboard 2.20.0: tensorboard does not start: ModuleNotFoundError: No module named 'pkg_resources': "
-        "write 'setuptools<82' in the requirements of images/tf-cpu/image.yaml: with setuptools 81.0.0 it works"
+        "add 'setuptools<82' to the requirements of images/tf-cpu/image.yaml: with setuptools 81.0.0 it works"
     )
 
 
