@@ -118,7 +118,7 @@ def pushed_image(registry: Registry, engine: FakeEngine, monkeypatch: pytest.Mon
     state.record(state_folder() / "tf-cpu", "smoke", image.digest, {"passed": True, "level": "trained"})
     found = Image("trainyard:tf-cpu", image.digest, {}, {}, (), {})
     engine.add("trainyard:tf-cpu", digest=image.digest)
-    monkeypatch.setattr(publish.inventory, "local", lambda *_: found)
+    monkeypatch.setattr(publish.inventory, "local", lambda *_, **__: found)
     return image
 
 

@@ -191,6 +191,10 @@ def test_push_attaches_signed_claims(built_image: BuiltImage, repository: Reposi
     document = attached_sbom.document(repository, digest)
     assert document and sbom.violation(json.dumps(document)) is None
     assert document["metadata"]["component"]["version"] == version
+    inside = {one["name"]: {part["name"]: part.get("version") for part in one.get("components", ())}
+              for one in document["components"]}  # fmt: skip
+    assert inside["tensorflow_cpu"]["zlib"] and inside["tensorflow_cpu"].items() >= {("sqlite", None)}
+    assert {"openssl", "libc"} <= inside["cryptography"].keys(), "from the SBOM in the wheel"
     predicate = statements.predicate(repository, digest, predicates.TYPES["provenance"])
     assert predicate
     request = predicate["buildDefinition"]["externalParameters"]["request"]

@@ -30,8 +30,9 @@ GROUP = "publish"
 def command(context: Context, target: str | None, image: str | None, output: Path | None, as_json: bool) -> None:
     """Write the SBOM of TARGET's image: every package that pip and dpkg installed, read from the image itself.
 
-    Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them.
-    The same image gives the same bytes. 'trainyard push' attaches the SBOM to the image.
+    Packages have their purl and license, and Python packages the SHA-256 of every file that the lock accepts for them,
+    and the libraries inside their wheels, such as OpenSSL. The same image gives the same bytes. 'trainyard push'
+    attaches the SBOM to the image.
     """
     from trainyard.common import console, errors
     from trainyard.oci import inventory
@@ -47,9 +48,9 @@ def command(context: Context, target: str | None, image: str | None, output: Pat
     reference = image or f"{NAME}:{spec.local_name if spec else ''}"
     if spec is not None:
         context.engine.image(reference, made_by=spec.command("image"))
-    found = inventory.find(context.engine, reference)
+    found = inventory.find(context.engine, reference, libraries=True)
     if found.repository is not None:
-        inventory.fetch(found, found.repository, found.layers)
+        inventory.fetch(found, found.repository, found.layers, libraries=True)
     text = sbom.make(found)
     if as_json:
         print(text, end="")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import email.parser
+import functools
 import io
 import json
 import posixpath
@@ -22,11 +23,12 @@ from packaging.utils import canonicalize_name
 from trainyard import recipe as recipes
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.oci import attached_sbom, image_index, image_store, layers
+from trainyard.oci import attached_sbom, image_index, image_store, layers, wheel_libraries
 from trainyard.oci.attached_sbom import InstalledPackage
 from trainyard.oci.documents import Configured
 from trainyard.oci.reference import Reference
 from trainyard.oci.registry import Repository
+from trainyard.oci.wheel_libraries import Library
 from trainyard.recipe import Recipe
 
 #: Most bytes of a file that is read from a layer: METADATA files have up to 0.3 MB, a dpkg status of 200 packages 0.2.
@@ -50,6 +52,7 @@ class LayerPackages:
         removed: paths that the layer hides (whiteouts).
         recipe: of the image; None in the layers that do not have it.
         interpreter: version of a Python that no Debian package brought; empty if there is none.
+        libraries: canonical name -> libraries of others in each of ``python``, if they were asked for.
     """
 
     size: int = 0
@@ -60,6 +63,7 @@ class LayerPackages:
     removed: set[str] = field(default_factory=set)
     recipe: Recipe | None = None
     interpreter: str = ""
+    libraries: dict[str, tuple[Library, ...]] = field(default_factory=dict)
 
     def hides(self, path: str) -> bool:
         """Return whether the layer removes a path of the layers below it, or a folder above that."""
@@ -130,6 +134,10 @@ class Image(Configured):
         """Return canonical name -> diff id of the layer that the Python package is in."""
         return {name: layer.diff_id for layer, contents in self._read() for name in contents.python}
 
+    def libraries(self) -> dict[str, tuple[Library, ...]]:
+        """Return canonical name of a Python package -> the libraries of others in it."""
+        return {name: contents.libraries.get(name, ()) for _, contents in self._read() for name in contents.python}
+
     def debian_layers(self) -> dict[str, str]:
         """Return name -> diff id of the layer that brought the Debian package in its version."""
         brought: dict[tuple[str, str], str] = {}
@@ -154,9 +162,12 @@ class Image(Configured):
         return [(layer, self.layer_contents[layer.diff_id]) for layer in self.layers if layer.diff_id in wanted]
 
 
-def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None = None) -> LayerPackages:
-    """Read one layer's lists of packages; see :func:`trainyard.oci.image_store.members`."""
+def read_layer(
+    stream: io.BufferedReader, expected: image_store.Expected | None = None, *, libraries: bool = False
+) -> LayerPackages:
+    """Read one layer's packages, and the libraries in wheels if asked to; see :func:`image_store.members`."""
     found = LayerPackages()
+    wheels = wheel_libraries.Wheels() if libraries else None
     for tar, member in image_store.members(stream, expected):
         path = posixpath.normpath(member.name).lstrip("/")
         folder, name = posixpath.split(path)
@@ -170,6 +181,8 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
         if not member.isreg():
             continue
         found.size += member.size
+        if wheels and wheels.read(path, tar, member):
+            continue
         python = _PYTHON.fullmatch(path)
         if member.size > _LIMIT or not (metadata or python or path in (_STATUS, _RECIPE, *_RELEASE)):
             continue
@@ -188,6 +201,9 @@ def read_layer(stream: io.BufferedReader, expected: image_store.Expected | None 
                 found.recipe = recipes.parse(text)
         else:
             found.release = os_release(text)
+    if wheels:
+        packages = found.python.items()
+        found.libraries = {name: wheels.of(name, one.version, found.folders[name]) for name, one in packages}
     return found
 
 
@@ -236,9 +252,9 @@ def _names(config: dict[str, Any], count: int, recipe: Recipe | None = None) -> 
     return [words or "base" for words in shown]
 
 
-def local(engine: Engine, reference: str) -> Image:
-    """Return a local image, read in one pass; see :func:`trainyard.oci.image_store.read`."""
-    parts = image_store.read(engine, reference, read_layer)
+def local(engine: Engine, reference: str, *, libraries: bool = False) -> Image:
+    """Return a local image, read in one pass; see :func:`trainyard.oci.image_store.read` and :func:`read_layer`."""
+    parts = image_store.read(engine, reference, functools.partial(read_layer, libraries=libraries))
     config = json.loads(parts.config)
     diff_ids = [str(diff_id) for diff_id in config["rootfs"]["diff_ids"]]
     recipe = next((layer.found.recipe for layer in reversed(parts.layers) if layer.found.recipe), None)
@@ -309,8 +325,8 @@ def remote(reference: str) -> Image:
     )
 
 
-def find(engine: Engine, reference: str) -> Image:
-    """Find a local image, or else one at a registry, for which no engine is needed.
+def find(engine: Engine, reference: str, *, libraries: bool = False) -> Image:
+    """Find a local image, or else one at a registry, for which no engine is needed; see :func:`read_layer`.
 
     Raises:
         UserError: there is neither, or there is no engine, and the reference names no registry.
@@ -329,13 +345,13 @@ def find(engine: Engine, reference: str) -> Image:
         if error.is_server_error():
             raise
         raise UserError(f"{reference!r} is not an image reference ({error.explanation})") from None
-    return local(engine, reference)
+    return local(engine, reference, libraries=libraries)
 
 
-def fetch(image: Image, repository: Repository, wanted: Iterable[LayerSummary]) -> None:
+def fetch(image: Image, repository: Repository, wanted: Iterable[LayerSummary], *, libraries: bool = False) -> None:
     """Read layers of an image in its repository: their blobs are downloaded as streams and not stored."""
     for layer in wanted:
         if layer.diff_id not in image.layer_contents:
             with repository.stream(layer.digest, layer.stored) as stream:
                 expected = image_store.Expected(layer.diff_id, layer.stored)
-                image.layer_contents[layer.diff_id] = read_layer(stream, expected)
+                image.layer_contents[layer.diff_id] = read_layer(stream, expected, libraries=libraries)

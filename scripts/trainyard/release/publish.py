@@ -349,7 +349,7 @@ def attach_claims(
     known = claims.check(repository, digest, signer.trust if signer else None)
     made = [predicates.signature()] if signer else []
     if not any(one.valid and one.kind == "sbom" for one in known):
-        made.append(predicates.sbom(sbom.make(inventory.local(source.context.engine, local))))
+        made.append(predicates.sbom(sbom.make(inventory.local(source.context.engine, local, libraries=True))))
     if statement := provenance.statement(source.kept, digest):
         made.append(predicates.provenance(statement))
     passed_as = source.context.engine.digest(local, made_by=source.command("image"))

@@ -1,20 +1,23 @@
 """Write the software bill of materials of an image: CycloneDX 1.6, with every package that pip and dpkg installed.
 
 It is read from the image, so it also lists packages that no lock mentions. Packages have their purl, license and
-layer, and Python packages the SHA-256 of every file that the lock accepts for them. The same image gives the same
-bytes.
+layer, and Python packages the SHA-256 of every file that the lock accepts for them, and the libraries of others that
+they contain. The same image gives the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component_evidence import ComponentEvidence, Occurrence
 from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
@@ -27,6 +30,7 @@ from trainyard.common.errors import StepFailed, UserError
 from trainyard.oci.attached_sbom import LAYER, InstalledPackage
 from trainyard.oci.inventory import Image
 from trainyard.oci.reference import Reference
+from trainyard.oci.wheel_libraries import Library
 from trainyard.recipe import Recipe
 from trainyard.spec.naming import LABELS
 
@@ -57,7 +61,25 @@ def _component(package: InstalledPackage, purl: PackageURL, layer: str, **more: 
     )
 
 
-def _python(package: InstalledPackage, hashes: list[str], layer: str) -> Component:
+def _inside(wheel: PackageURL, library: Library) -> Component:
+    """Return a library in a wheel, with the files that have it."""
+    purl = None
+    with contextlib.suppress(ValueError):  # there is none, or an SBOM in the wheel states what is none
+        purl = PackageURL.from_string(library.purl)
+    reference = f"{wheel.to_string()}#{library.purl or f'{library.name}@{library.version}'}"
+    # With references, without which their order is not always the same.
+    occurrences = [Occurrence(location=f"/{path}", bom_ref=f"{reference}#{path}") for path in library.files]
+    return Component(
+        name=library.name,
+        version=library.version or None,
+        bom_ref=reference,
+        purl=purl,
+        cpe=library.cpe or None,
+        evidence=ComponentEvidence(occurrences=occurrences) if occurrences else None,
+    )
+
+
+def _python(package: InstalledPackage, hashes: list[str], layer: str, libraries: Iterable[Library] = ()) -> Component:
     purl = PackageURL("pypi", name=canonicalize_name(package.name), version=package.version)
     accepted = [HashType(alg=HashAlgorithm.SHA_256, content=digest) for digest in hashes]
     # A lock accepts the wheels of every platform: which one was installed is known only if there is a single file.
@@ -74,6 +96,7 @@ def _python(package: InstalledPackage, hashes: list[str], layer: str) -> Compone
         hashes=accepted if len(accepted) == 1 else None,
         licenses=[LicenseFactory().make_from_string(package.license)] if package.license else None,
         external_references=[files] if accepted else None,
+        components=[_inside(purl, library) for library in libraries],
     )
 
 
@@ -148,9 +171,9 @@ def _name(reference: str) -> str:
 def bill(image: Image, hashes: dict[tuple[str, str], list[str]]) -> str:
     """Return the SBOM of an image whose layers were read, with ``hashes`` of :func:`locked_hashes`, as text."""
     root = _root(image)
-    layers = image.python_layers()
+    layers, libraries = image.python_layers(), image.libraries()
     python = {
-        name: _python(package, hashes.get((name, package.version), []), layers[name])
+        name: _python(package, hashes.get((name, package.version), []), layers[name], libraries[name])
         for name, package in image.python().items()
     }
     layers = image.debian_layers()
