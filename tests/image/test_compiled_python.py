@@ -79,7 +79,7 @@ print(json.dumps({
     "executable": os.path.realpath(sys.executable),
     "extension": ahocorasick.__file__,
     "headers": os.path.isfile(sysconfig.get_path("include") + "/Python.h"),
-    "others": sorted(name for name in ("/usr/bin/python3", "/usr/local/bin/pip") if os.path.exists(name)),
+    "others": sorted(name for name in ("/usr/bin/python3", "/usr/local/bin/pip3.13") if os.path.exists(name)),
     "user": os.getuid(),
 }))
 """

@@ -164,7 +164,7 @@ def trigger(rng: Random, image: dict[str, Any]) -> ConfigFault:
 
 def shell(rng: Random, image: dict[str, Any]) -> ConfigFault:
     """RUN of images that are built on this one uses another shell."""
-    others = [["/bin/sh", "-c"], ["/bin/bash", "-c"], ["/usr/bin/python3", "-c"], [f"/tmp/{word(rng)}"]]
+    others = [["/bin/bash", "-euo", "pipefail", "-c"], ["/bin/bash", "-c"], ["/usr/bin/python3"], [f"/tmp/{word(rng)}"]]
     return _other(rng, image, "shell", "Shell", others, "shell")
 
 

@@ -184,8 +184,9 @@ def test_the_site_has_what_several_wheels_bring_and_no_layer_has(step: Step) -> 
             "stages/wheel-b/files": f"{SITE}/b.py\nopt/venv/bin/tensorboard\n",
         }
     )
-    step.run("site.sh")
-    assert step.files("out") == {f"{SITE}/pip.pth", f"{SITE}/_trainyard.pth", f"{SITE}/nvidia/__init__.py"}
+    step.run("site/site.sh")
+    told = {"etc/profile.d/path.sh", "usr/local/bin/pip", "usr/local/bin/pip3", "usr/local/bin/uv"}
+    assert step.files("out") == {f"{SITE}/pip.pth", f"{SITE}/_trainyard.pth", f"{SITE}/nvidia/__init__.py"} | told
 
 
 def test_sources_are_built_for_each_layer_without_an_index_and_its_locks_go_with_them(step: Step) -> None:

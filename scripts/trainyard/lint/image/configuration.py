@@ -11,9 +11,6 @@ from trainyard.oci import secret_scan
 from trainyard.oci.reference import Reference
 from trainyard.spec import naming
 
-#: The shell of the Dockerfile's RUN instructions, which Docker keeps in the configuration.
-_SHELL = ["/bin/bash", "-Eeuo", "pipefail", "-c"]
-
 #: Label of a bootstrapped base, whose reference is ``trainyard-base:<name>``, maybe with an architecture
 #: (:func:`trainyard.image.base_image.bootstrap`).
 _BASE_LABEL = f"{naming.LABELS}.base"
@@ -47,6 +44,7 @@ _UNUSED = {
     "ExposedPorts": "'docker run -P' publishes them, and scanners report them",
     "Volumes": "every container gets an anonymous volume there, which hides what the image has and is left behind",
     "OnBuild": "it runs in every image that is built from this one",
+    "Shell": "RUN instructions of images that are built from this one run in it, also those of dev containers",
     "Healthcheck": "Docker runs it in every container, and calls the training unhealthy if it fails",
     "StopSignal": "the trainer is stopped by another signal than SIGTERM, on which it saves a checkpoint",
 }
@@ -75,7 +73,7 @@ def nothing_else_is_configured(image: Evidence) -> Iterator[Finding]:
         yield Finding("author", f"{author!r}; the recipe gives none", "tools show it as the maintainer", fix, severity)
     expected = {"Env", "Labels", "Entrypoint", "Cmd", "User", "WorkingDir", "ArgsEscaped"}
     for name, value in sorted(image.settings.items()):
-        if not value or name in expected or (name, value) == ("Shell", _SHELL):
+        if not value or name in expected:
             continue
         why = _UNUSED.get(name, "containers start in another way than the recipe says")
         yield Finding(name, f"{value}; the recipe gives none", why, fix, severity)
