@@ -18,6 +18,7 @@ import mmap
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,9 @@ PACKAGE_LIMIT = 300
 _USAGE = re.compile(r"(?i)\busage\b|\boptions:|\bcommands:|\bversion\b|^\S+ v?\d+(\.\d+)+$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$", re.MULTILINE)
+
+#: What lines of this program begin with, among those that modules print.
+_SAID = "installed_packages: "
 
 #: Top-level folders that wheels install by mistake, and that nobody imports.
 _NOT_MODULES = frozenset({"test", "tests", "testing", "docs", "doc", "examples", "example", "benchmarks", "scripts"})
@@ -128,7 +132,7 @@ def attempt(what: str, work: Any) -> tuple[str, str]:
 
     ``what`` is printed before, so that it is known what a crash of the process is about.
     """
-    print(json.dumps(what), flush=True)
+    print(_SAID + json.dumps(what), flush=True)
     try:
         work()
     except BaseException as error:  # SystemExit, and pyo3's PanicException, are no Exceptions
@@ -147,7 +151,7 @@ def try_package(name: str, groups: list[str], *, imports: bool) -> None:
     for module in modules_of(distribution) if imports else ():
         tried.append(attempt(f"import {module}", lambda module=module: importlib.import_module(module)))
     for point in distribution.entry_points:
-        if point.group in (*groups, "console_scripts", "gui_scripts") or "[" in point.value:  # [extra]: not installed
+        if point.group in groups or "[" in point.value:  # of an extra, which is not installed
             continue
         tried.append(attempt(f"entry point {point.name} of {point.group}", point.load))
     loaded = set()
@@ -157,7 +161,7 @@ def try_package(name: str, groups: list[str], *, imports: bool) -> None:
         path = os.path.realpath(str(distribution.locate_file(file)))
         if path not in loaded and is_extension_module(path):
             tried.append(attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags())))
-    print(json.dumps(tried), flush=True)
+    print(_SAID + json.dumps(tried), flush=True)
 
 
 def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[str, str]]:
@@ -166,11 +170,11 @@ def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[
     status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
     doing = "it"
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            said = json.loads(line)
+        if line.startswith(_SAID):
+            said = json.loads(line[len(_SAID) :])
             if isinstance(said, list):
                 return [(what, why) for what, why in said]
-            doing = str(said)
+            doing = said
     return [(doing, f"still running after {PACKAGE_LIMIT} s" if late else reason(text, status))]
 
 
@@ -181,21 +185,20 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         request: see :func:`main`.
     """
     known = {canonical(each.metadata["Name"] or ""): each for each in importlib.metadata.distributions()}
-    packages = [name for name in known if request["packages"] is None or name in request["packages"]]
+    packages = [name for name in known if name in request["packages"]]
     skipped = {(row.get("package"), row.get("script")) for row in request["skip"]}
-    groups = sorted({row["group"] for row in request["skip"] if "group" in row})
-    scripts = sorted(
-        (point.name, name)
-        for name in packages
-        for point in known[name].entry_points
-        if point.group == "console_scripts" and "[" not in point.value and (name, point.name) not in skipped
-    )
+    groups = sorted({row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"})
+    scripts: dict[tuple[str, str], list[str]] = {}  # (package, function) -> its names: one is started
+    for name in packages:
+        for point in known[name].entry_points:
+            if point.group == "console_scripts" and "[" not in point.value and (name, point.name) not in skipped:
+                scripts.setdefault((name, point.value), []).append(point.name)
     named = [name for name in packages if name in request["named"] and (name, None) not in skipped]
     findings: list[dict[str, str]] = []
-    counts = {"scripts": len(scripts), "modules": 0, "entry_points": 0, "extension_modules": 0}
+    counts = {"scripts": sum(map(len, scripts.values())), "modules": 0, "entry_points": 0, "extension_modules": 0}
     kinds = {"import": "modules", "entry": "entry_points", "load": "extension_modules"}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        started = [(pool.submit(start_script, script), script, name) for script, name in scripts]
+        started = [(pool.submit(start_script, words[0]), words, name) for (name, _), words in scripts.items()]
         loading = [
             (pool.submit(check_package, name, groups, imports=name in named), name)
             for name in packages
@@ -203,8 +206,10 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         ]
         for script, words, name in started:
             why = script.result()
-            if why and not is_optional(known[name], why):
-                findings.append({"package": name, "kind": "scripts", "what": words, "why": why})
+            lacking = [f"there is no {word} on PATH" for word in words if not shutil.which(word)]
+            if lacking or (why and not is_optional(known[name], why)):
+                what = " and ".join(words)
+                findings.append({"package": name, "kind": "scripts", "what": what, "why": (lacking or [why])[0]})
         for package, name in loading:
             for what, why in package.result():
                 kind = kinds.get(what.partition(" ")[0], "modules")
@@ -223,8 +228,8 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Print the result of :func:`check` for the object in the first argument, as the last line.
 
-    Its keys: ``packages``, the canonical names of the distributions to check, null for all of them; ``named``, those
-    whose modules are imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, or ``group``.
+    Its keys: ``packages``, the canonical names of the distributions to check; ``named``, those whose modules are
+    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, or ``group``.
     """
     request = json.loads(sys.argv[1])
     os.chdir(tempfile.gettempdir())
