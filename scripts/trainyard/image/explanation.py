@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainyard.common.errors import UserError
-from trainyard.image import framework_choice
 from trainyard.image.resolution import Request, Unfit
 from trainyard.image.resolver import NAME, Failed
 from trainyard.workspace.lines import Line

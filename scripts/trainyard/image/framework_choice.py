@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 #: https://github.com/pytorch/xla#installation
 _BUILT_FOR = {"torch-xla": "torch"}
 
-#: The reason, as the lock records it, for which the framework's packages have the target's versions if possible, and the
-#: base or what they need is another, since a requirement needs that.
+#: The reason, as the lock records it, for which the framework's packages have the target's versions if possible, and
+#: the base or what they need is another, since a requirement needs that.
 MOVED = "dependencies"
 
 
