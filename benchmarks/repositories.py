@@ -57,6 +57,9 @@ UNREACHED = re.compile(r"dns error|no such host|Could not resolve host|\(Connect
 #: What the second count counts.
 COUNTS = {"false": "statements that are false", "lost": "pins lost in silence", "unsaid": "wishes of CUDA unsaid"}
 
+#: How those were drawn that were built.
+DRAW = 'random.Random("20261128 ten").sample(sorted(locked), 10)'
+
 #: The least number of repositories that lock at the first try.
 TARGET = 85
 
@@ -92,6 +95,16 @@ are said.
 | repository | kind | target | requirements | locks | answered | reason of a miss |
 |---|---|---|---|---|---|---|
 {rows}
+
+## Ten to an image
+
+Ten of those that locked on 2026-11-28, drawn by `{draw}`, in the order of their size: copied,
+`trainyard init --yes`, `trainyard image`. Seconds are those of `image`, each time that it was run, on two cores that
+other builds used, too. An image that trained was tagged.
+
+| repository | done by hand | result | seconds |
+|---|---|---|---|
+{images}
 
 ## Which torch is meant
 
@@ -216,6 +229,10 @@ def page(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
              f"no: {found['failed']}" if found["failed"] else f"{len(found['versions'])} in {found['seconds']:.0f} s",
              found["answered"] or "", re.sub(r"\w+://\S+", "(an address)", found["reason"])[:240])
             for row, found in both
+        ]),
+        draw=DRAW,
+        images=table([
+            (link(row), one["by_hand"], one["result"], one["seconds"]) for row in rows if (one := row.get("image"))
         ]),
         forms=table([(one["form"], one["target"], one.get("said", "")) for one in known("torch_forms")]),
         pairs=", ".join(f"{package} ({module})" for package, module in known("module_pairs")),

@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "requirements.txt:2: tensorflow-macos==2.9 ; python_version > '3' is for macOS alone: remove it, or add "
         "'; sys_platform == \"darwin\"'",
     ),
+    "a package for AMD's GPUs": (
+        {"requirements.txt": "einops\njax-rocm60-pjrt==0.5.0\n"},
+        "requirements.txt:2: jax-rocm60-pjrt==0.5.0 is for AMD's GPUs alone: remove it",
+    ),
     "pins of the framework that exclude each other": (
         {"requirements.txt": "torch==2.9.0\ntorch==2.9.1\n"},
         "requirements.txt:1: torch==2.9.0 and torch==2.9.1 of requirements.txt:2 exclude each other: relax one",

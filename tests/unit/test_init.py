@@ -884,6 +884,20 @@ def test_a_module_that_only_defines_functions_is_no_command(tmp_path: Path) -> N
     assert not init.Repository(tmp_path).propose(None).run
 
 
+def test_a_module_that_lists_its_names_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "trainer.py").write_text(
+        "import torch\n__all__ = []\n__all__.extend(['Trainer'])\n\nclass Trainer:\n    def fit(self, loss):\n"
+        "        loss.backward()\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "train.py").write_text(
+        "from package.trainer import Trainer\n\nif __name__ == '__main__':\n    Trainer().fit(1)\n", encoding="utf-8"
+    )
+    assert init.Repository(tmp_path).propose(None).run == "python examples/train.py"
+
+
 @pytest.fixture
 def monorepo(repository: Callable[..., Path]) -> Callable[..., Path]:
     """Make a git repository with trainers that import ``common``: ``monorepo({"common.py": ""}, "text/train.py")``."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainyard.common.errors import UserError
-from trainyard.image import framework_choice
 from trainyard.image.resolution import Request, Unfit
 from trainyard.image.resolver import NAME, Failed
 from trainyard.workspace.lines import Line
@@ -65,24 +64,5 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         logger.debug(reason)
         first, *steps = reason.split(" And because ")
         shortened = [first, "...", steps[-1]] if len(reason) > _LONG and len(steps) > 1 else [first, *steps]
-        reason = _other_base(request, reason) or " And because ".join(shortened).replace("And because ... ", "... ")
+        reason = " And because ".join(shortened).replace("And because ... ", "... ")
         raise NoSolution(f"{subject} cannot be installed: {reason}") from None
-
-
-def _other_base(request: Request, reason: str) -> str:
-    """Return the base that has a Python for a package without a wheel for this one; empty if no other base helps.
-
-    Args:
-        reason: uv's for which there is no solution.
-    """
-    spec = request.spec
-    match = re.search(r"(\S+) ha(?:s|ve) no wheels with a matching Python", reason)
-    other = framework_choice.other_base(request) if match else None
-    if match is None or other is None:
-        return ""
-    has = framework_choice.pythons_with(other, Line(match[1], spec.file, 1)) if "==" in match[1] else []
-    known = f", but for {framework_choice.listed(has)}" if len(has) > 1 else ""
-    return (
-        f"{match[1]} has no wheel for Python {spec.python_version} of {spec.base}{known}: give another base, as in "
-        f"'base: {other.base}' (Python {other.python_version})"
-    )

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 #: https://github.com/pytorch/xla#installation
 _BUILT_FOR = {"torch-xla": "torch"}
 
-#: The reason, as the lock records it, for which the framework's packages have the target's versions, and what they need
-#: has others, since a requirement needs those.
+#: The reason, as the lock records it, for which the framework's packages have the target's versions if possible, and
+#: the base or what they need is another, since a requirement needs that.
 MOVED = "dependencies"
 
 
@@ -257,24 +257,10 @@ def _together(request: Request, lines: Sequence[Line]) -> Resolved:
     return replace(request, wanted=everything).everything()
 
 
-def other_base(request: Request) -> RepositorySpec | None:
-    """Return the spec on the first other base for which everything resolves that the repository requires.
-
-    Args:
-        request: of the repository, on its own base.
-    """
-    spec = request.spec.repository("a target of the catalogue has one base")
-    bases = plain_bases()
-    for name in bases if spec.base in bases else ():
-        on_base = spec.on_base(name)
-        wanted = requirements.of_platform(on_base)
-        if name == spec.base or contradictions.excluding_python(wanted, on_base.python_version):
-            continue
-        with contextlib.suppress(StepFailed, UserError):
-            lines = packages(on_base, wanted, reasons(on_base, wanted))
-            alike = Request(
-                [on_base], wanted, indexes=request.indexes, wheels=request.wheels, compiled=request.compiled
-            )
-            _together(alike, lines)
-            return on_base
-    return None
+def other_bases(spec: RepositorySpec) -> list[RepositorySpec]:
+    """Return the spec on bases with another Python, one for each that the projects allow, if it may have another."""
+    found = {spec.python_version: spec}
+    for one in map(spec.on_base, possible_bases(spec)):
+        if not contradictions.excluding_python(requirements.of_platform(one), one.python_version):
+            found.setdefault(one.python_version, one)
+    return list(found.values())[1:]

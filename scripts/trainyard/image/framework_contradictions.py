@@ -39,14 +39,14 @@ def check_python(spec: RepositorySpec, wanted: Wanted) -> None:
 
 
 def check_system(spec: RepositorySpec, wanted: Wanted) -> None:
-    """Raise a UserError about the first package that is for another operating system alone."""
+    """Raise a UserError about the first package that is for another operating system or GPU alone."""
     replaced = {*wanted.excludes, *(line.name for line in wanted.overrides)}
     for line in (line for line in wanted.lines if line.name not in replaced):
         images = ((one.python_version, one.architecture.machine) for one in model.each_platform(spec))
-        if line.name in table().macos and any(applies(line.requirement.marker, *image) for image in images):
-            raise UserError(
-                f"{line.where}: {line.shown} is for macOS alone: remove it, or add '; sys_platform == \"darwin\"'"
-            )
+        what = table().foreign.get(line.name)
+        if what and any(applies(line.requirement.marker, *image) for image in images):
+            also = ", or add '; sys_platform == \"darwin\"'" if what == "macOS" else ""
+            raise UserError(f"{line.where}: {line.shown} is for {what} alone: remove it{also}")
 
 
 def _with_python(spec: RepositorySpec, allowed: str) -> str:

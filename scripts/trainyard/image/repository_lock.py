@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 #: ``constrain(versions)``: constraints besides those of a repository, for the versions that a platform had before.
 Constrain = Callable[[Mapping[str, str]], Iterable[str]]
 
+#: What :func:`_answer` returns.
+_Answer = tuple[list[Line], Lock | None, dict[str, dict[str, Locked]]]
+
 #: What the lock of a trial says in the place of the requirements for which the framework is not that of the target: its
 #: versions are those of the lock.
 _TRIAL = "a trial"
@@ -154,12 +157,11 @@ def resolve(
     spec = build_backends.asked(spec)
     for error in foreseen.refusals(spec):
         raise error
-    spec, reasons = _on_base(spec, old)
     if old:
         _check_known(spec, upgraded, old)
     state.own(spec.kept)
 
-    reasons, kept, indexed = _answer(spec, old, reasons, upgraded, constrain)
+    spec, (reasons, kept, indexed) = _answer_on_a_base(spec, old, upgraded, constrain)
     origin = kept.origin if kept else None
     lock = Lock(spec.python_version, indexed)
     return spec, replace(
@@ -177,11 +179,39 @@ def resolve(
 
 def answered(spec: RepositorySpec) -> None:
     """Resolve what neither an engine nor a build has to tell; raise what :func:`lock` does, which writes the result."""
-    old = spec.usable_lock
-    spec, reasons = _on_base(spec, old)
-    reasons, _, indexed = _answer(spec, old, reasons, frozenset(), lambda _: (), built=False)
+    spec, (reasons, _, indexed) = _answer_on_a_base(spec, spec.usable_lock, frozenset(), lambda _: (), built=False)
     origin = Origin("", "", spec.extends.target, spec.base_spec().image, "", framework_choice.text(reasons))
     _check_framework(spec.with_lock(Lock(spec.python_version, indexed, origin=origin)))
+
+
+def _answer_on_a_base(
+    spec: RepositorySpec, old: Lock | None, upgraded: frozenset[str], constrain: Constrain, *, built: bool = True
+) -> tuple[RepositorySpec, _Answer]:
+    """Return what :func:`_answer` does for the base of the framework or, if nothing goes together there, for another.
+
+    A base that the repository gives is the only one.
+    """
+    spec, reasons = _on_base(spec, old)
+    try:
+        return spec, _answer(spec, old, reasons, upgraded, constrain, built=built)
+    except (NoSolution, Failed) as refused:
+        if spec.framework_in_base or (isinstance(refused, Failed) and not refused.unsatisfiable):
+            raise
+        for other in framework_choice.other_bases(spec):
+            reasons = framework_choice.reasons(other, requirements.of_platform(other)) or [_moved(other)]
+            with contextlib.suppress(UserError, StepFailed):
+                answer = _answer(other, old, reasons, upgraded, constrain, built=built)
+                logger.info(
+                    f"{spec.target}: base {other.base} with Python {other.python_version}: with Python "
+                    f"{spec.python_version}, {refused}"
+                )
+                return other, answer
+        raise
+
+
+def _moved(spec: RepositorySpec) -> Line:
+    """Return the reason for which the base, or what the framework needs, is not that of the target."""
+    return Line(framework_choice.MOVED, spec.file, 1)
 
 
 def _answer(
@@ -192,7 +222,7 @@ def _answer(
     constrain: Constrain,
     *,
     built: bool = True,
-) -> tuple[list[Line], Lock | None, dict[str, dict[str, Locked]]]:
+) -> _Answer:
     """Resolve with the framework of the target or, if nothing goes with that, with other versions of what it needs.
 
     Args:
@@ -210,9 +240,10 @@ def _answer(
         # By uv's exit status: its words may be others than those that make a NoSolution of it.
         if reasons or spec.base_contents or (isinstance(refused, Failed) and not refused.unsatisfiable):
             raise
-        moved = [Line(framework_choice.MOVED, spec.file, 1)]
         try:
-            return _answer(spec, old, moved, upgraded, constrain, built=built)
+            return _answer(spec, old, [_moved(spec)], upgraded, constrain, built=built)
+        except NoSolution:
+            raise
         except (UserError, StepFailed):
             raise refused from None
 
@@ -536,7 +567,7 @@ def _asked_frameworks(
         except (UserError, StepFailed) as error:
             if index != DEFAULT:
                 logger.warning(f"no packages of index '{index}' in {relative(spec.lock_file)}: {error}")
-            elif isinstance(error, StepFailed) or asked_for or not str(error).startswith(reasons[0].where):
+            elif isinstance(error, StepFailed) or asked_for or not str(error).startswith(f"{reasons[0].where}: "):
                 raise
             else:
                 raise contradictions.contradiction(spec, reasons[0], targets[0].versions) from None
@@ -562,8 +593,8 @@ def _free_if_needed(request: Request, lines: Sequence[Line], *, free: bool) -> R
         try:
             anything = [replace(line, text=framework.without_version(line.text)) for line in lines]
             return framework_choice.resolve_framework(request, anything)
-        except Failed:
-            raise refused from None
+        except Failed as also:
+            raise (also if also.unsatisfiable else refused) from None
 
 
 def _indexes(spec: RepositorySpec) -> list[str]:

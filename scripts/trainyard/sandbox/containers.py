@@ -38,6 +38,10 @@ GOOGLE_CLOUD, STORAGE = (Path(__file__).parent / "fakes" / name for name in ("go
 #: What a training logs of its progress.
 _MEASURED = re.compile(r"\b(epoch|step|loss|accuracy)\b[\"']?\s*[:= ]\s*(\d[\d.]*)", re.IGNORECASE)
 
+#: Colours, moves of the cursor and backspaces of a terminal, which Keras's progress bars have everywhere:
+#: https://www.ecma-international.org/publications-and-standards/standards/ecma-48/
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x08")
+
 #: Most bytes of a line of a container's output.
 LONGEST = 1 << 20
 
@@ -334,7 +338,7 @@ def prints(container: Container, text: str) -> bool:
 
 def lines_of(container: Container) -> list[str]:
     """Return the lines of a container's log so far; a carriage return ends one too, as in progress bars."""
-    return container.logs().decode(errors="replace").splitlines()
+    return _CONTROL.sub("", container.logs().decode(errors="replace")).splitlines()
 
 
 def signal(container: Container, name: str = "SIGKILL") -> None:

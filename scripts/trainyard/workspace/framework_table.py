@@ -65,7 +65,7 @@ class Table(Strict):
 
     frameworks: dict[Name, Framework]
     gpu: dict[str, str]
-    macos: dict[str, str]
+    elsewhere: dict[str, dict[str, str]]
     needs: dict[Name, dict[str, Needs]]
     several: dict[str, Several]
 
@@ -73,6 +73,11 @@ class Table(Strict):
     def packages(self) -> set[str]:
         """Return the canonical names of the packages that need a framework or go with several."""
         return {*self.several, *(package for packages in self.needs.values() for package in packages)}
+
+    @cached_property
+    def foreign(self) -> dict[str, str]:
+        """Return canonical name -> what a package is for, which no target is."""
+        return {name: what for what, of in self.elsewhere.items() for name in of}
 
     def needed(self, package: str) -> Name | None:
         """Return the framework that a package is, or always needs; None if there is none."""

@@ -411,9 +411,9 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
         notes: what the user has to know is added to them.
     """
     notes += [
-        f"{place} lists {name}, which is for macOS alone: remove it"
+        f"{place} lists {name}, which is for {table().foreign[name]} alone: remove it"
         for name, place in survey.wanted.names.items()
-        if name in table().macos
+        if name in table().foreign
     ]
     uses = survey.frameworks()
     if not uses:

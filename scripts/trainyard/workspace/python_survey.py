@@ -115,7 +115,9 @@ def read(file: Path, path: str) -> Source | None:
         )
         source.main |= is_main
         source.acts |= isinstance(statement, ast.For | ast.While | ast.With) or (
-            isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Call)
+            and not ast.unparse(statement.value).startswith("__all__.")
         )
         conditional = isinstance(statement, ast.If | ast.Try) and not is_main
         program = is_main or (isinstance(statement, ast.FunctionDef) and statement.name == "main")
