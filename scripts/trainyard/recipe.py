@@ -250,6 +250,9 @@ class Recipe(Named):
         commands: name -> the words that the launcher starts, ``default``: the name that is started without arguments.
         labels: those that files decide; see :meth:`image_labels`.
         level: how far the test tests the image: trained, ran, started or environment.
+        listed: canonical names of the distributions that the target's requirements name; of a repository, its own.
+        tried: names of the distributions whose scripts and entry points are tried: all of a target; of a repository,
+            those that its target does not have, and all if it has others in other versions.
         inputs: name -> SHA-256 of each file that the image is made from.
         site: folder of its packages, without a leading slash.
     """
@@ -273,6 +276,8 @@ class Recipe(Named):
     accelerator: Accelerator
     level: str
     test: Annotated[Training | Command, Field(discriminator="kind")]
+    listed: tuple[str, ...]
+    tried: tuple[str, ...]
     budget: Budget
     ends: tuple[End, ...]
     inputs: dict[str, str]

@@ -35,30 +35,6 @@ def test_it_trains_with_one_command(target: str, built_image: BuiltImage, docker
     assert summary["epochs"] == 1
 
 
-#: Prints the console scripts of all installed packages, and what those printed that ended with a traceback.
-_COMMANDS = """
-import concurrent.futures, importlib.metadata, json, subprocess
-def run(name):
-    found = subprocess.run([name, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return found.stdout + found.stderr
-names = sorted({point.name for point in importlib.metadata.entry_points(group="console_scripts")})
-with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    printed = dict(zip(names, pool.map(run, names)))
-print(json.dumps([names, {name: text[-400:] for name, text in printed.items() if "Traceback" in text}]))
-"""
-
-
-def test_every_command_of_its_packages_starts(target: str, built_image: BuiltImage, docker_run: Run) -> None:
-    found = docker_run("--network=none", built_image(target), "--", "python", "-c", _COMMANDS)
-    assert found.returncode == 0, found.stderr
-    names, failed = json.loads(found.stdout.splitlines()[-1])
-    assert {"tensorboard", "google-oauthlib-tool", "f2py"} <= set(names)
-    failed.pop(
-        "proton-viewer", None
-    )  # of Triton: it shows profiles with pandas and hatchet, which training does not need
-    assert not failed
-
-
 def test_it_runs_as_an_unprivileged_user_on_a_read_only_root(
     target: str, built_image: BuiltImage, docker_run: Run
 ) -> None:

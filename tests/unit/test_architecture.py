@@ -396,7 +396,8 @@ def test_libraries_return_and_commands_print() -> None:
     assert {name for name in printing if room(name) not in ("commands", "cli")} == {
         "trainyard.common.console",
         "trainyard.common.options",  # --quiet
-        "trainyard.image.compiled_step",  # runs inside an image, as the next three do
+        "trainyard.image.compiled_step",  # runs inside an image, as the next four do
+        "trainyard.image.installed_packages",
         "trainyard.image.gpu_kernels",
         "trainyard.image.peak_memory",
         "trainyard.image.worker_processes",

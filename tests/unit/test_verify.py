@@ -409,6 +409,12 @@ FAULTS: list[tuple[str, str, list[Change], str]] = [
         "Python: cannot list: UnicodeDecodeError",
     ),
     ("tf-cpu", "installed_matches_locks", [with_package("numpy", "1.0")], "package numpy: is 1.0; the lock has"),
+    (
+        "xla",
+        "requirements_are_met",
+        [without_package("numpy")],
+        "package torch-xla 2.9.0: requires numpy; the image has none",
+    ),
     ("tf-cpu", "installed_matches_locks", [with_package("sneaked", "1.0")], "package sneaked 1.0 in /opt/venv"),
     ("tf-cpu", "installed_matches_locks", [without_package("keras")], "package keras: is not installed"),
     (

@@ -18,6 +18,7 @@ from trainyard.recipe import FILE, Recipe
 from trainyard.spec import framework, lock, pylock, state
 from trainyard.spec.model import Spec, each_platform, relative, requirements_of
 from trainyard.spec.naming import LABELS
+from trainyard.workspace import requirements
 
 
 def _pins(pins: Iterable[lock.Pin]) -> tuple[recipe.Pin, ...]:
@@ -78,6 +79,28 @@ def command_test(spec: Spec) -> recipe.Command:
     )
 
 
+def _listed(spec: Spec) -> tuple[str, ...]:
+    """Return the canonical names of the distributions that the files of a spec ask for."""
+    if spec.target_below:
+        wanted = requirements.of_platform(spec.repository(""))
+        lines = [line.requirement.name for line in (*wanted.lines, *wanted.compiled)]
+        names = [*lines, *(source.name for source in wanted.sources if source.name)]
+    else:
+        names = [Requirement(text).name for text in (*spec.packages, *requirements_of(spec))]
+    return tuple(sorted({*map(canonicalize_name, names)}))
+
+
+def _tried(spec: Spec, index: str) -> tuple[str, ...]:
+    """Return the names of the distributions that are tried beside the training; see :class:`Recipe`."""
+    here = {pin.name: pin.version for pin in spec.locked(index).pins if pin.role != "build"}
+    target = spec.target_below
+    locked = target.usable_lock.of(target.arch, index) if target and target.usable_lock else None
+    there = {pin.name: pin.version for pin in locked.pins} if locked else {}
+    if any(here.get(name, version) != version for name, version in there.items()):
+        there = {}
+    return tuple(sorted(here.keys() - there.keys()))
+
+
 def _check_pins(spec: Spec, index: str) -> None:
     """Raise a :class:`UserError` if the lock lacks what the spec pins: the image is built from the lock."""
     versions = spec.locked(index).versions
@@ -117,6 +140,7 @@ def make(spec: Spec, index: str = lock.DEFAULT, code_layer: str = "") -> Recipe:
     labels = known.labels | {label: pylock.digest(spec.lock_file) for label in spec.lock_labels}
     labels |= {f"{LABELS}.code": code_layer} if code_layer else {}
     locked = {"layers": _layers(spec, index), "labels": labels, "inputs": facts.inputs(spec, index)}
+    locked |= {"listed": _listed(spec), "tried": _tried(spec, index)}
     locked["source"] = dockerfile.source_of(spec)
     return known.model_copy(update=locked)
 
@@ -152,6 +176,8 @@ def outline(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
         ),
         level=spec.level,
         test=command_test(spec) if spec.run else _training(spec),
+        listed=(),
+        tried=(),
         budget=recipe.Budget(size=spec.budget.size, enforced=spec.limited),
         ends=tuple(recipe.End(what=end.what, day=end.day) for end in spec.ends),
         inputs={},

@@ -15,7 +15,10 @@ the catalogue has these runs in one sandbox. All but the first are in restricted
 6. `compiled`: in an image with a compiler, a training step that torch.compile compiled ends with the same weights as
    one that it did not. In an image for NVIDIA GPUs, kernels are compiled for each GPU that the image has code for.
 
-The third, the fifth and the sixth are left out under emulation, where training takes many times as long.
+Beside these runs, or that command, what its packages have is tried (:mod:`trainyard.image.smoke_packages`).
+
+The third, the fifth, the sixth, and what is tried beside, are left out under emulation, where each takes many times as
+long.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from trainyard.common import stages
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
-from trainyard.image import smoke_command, smoke_containers, worker_processes
+from trainyard.image import smoke_command, smoke_containers, smoke_packages, worker_processes
 from trainyard.image.smoke_command import Subject
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox, check_status
 from trainyard.image.smoke_failure import HostFiles
@@ -167,7 +170,8 @@ def described(facts: Mapping[str, Any]) -> str:
     """Return how far an image was tested, in words: ``trained, accuracy 98.33 %, stopped and resumed``."""
     accuracy = [f"accuracy {facts['accuracy']:.2f} %"] if "accuracy" in facts else []
     resumed = ["stopped and resumed"] if "seconds_to_stop" in facts else []
-    return ", ".join([facts["level"], *accuracy, *resumed])
+    tried = [f"tried {numbers}"] if (numbers := smoke_packages.described(facts.get("beside", {}))) else []
+    return ", ".join([facts["level"], *accuracy, *resumed, *tried])
 
 
 def network_of(name: str, files: HostFiles | None, context: Context) -> bool:
@@ -208,11 +212,14 @@ def smoke(recipe: Recipe, reference: str, context: Context, files: HostFiles | N
     digest = context.engine.digest(reference, made_by=recipe.command("dev build"))
     kept, test = recipe.kept(context.state), recipe.test
     with stages.stage("smoke", state.seconds(kept, "smoke")) as stage:
-        if isinstance(test, Training):
-            facts = _train(context.engine, recipe, test, digest)
-        else:
-            command = recipe.commands[recipe.default]
-            facts = smoke_command.check(context.engine, Subject(digest, command, (), test, recipe, files, network))
+        with smoke_packages.beside(recipe, digest, context) as beside:
+            if isinstance(test, Training):
+                facts = _train(context.engine, recipe, test, digest)
+            else:
+                command = recipe.commands[recipe.default]
+                facts = smoke_command.check(context.engine, Subject(digest, command, (), test, recipe, files, network))
+            packages, notes = beside.result()
+        facts |= {**packages, "notes": [*facts["notes"], *notes]}
         stage.done = described(facts)
     state.record(kept, "smoke", digest, facts)
     return {"digest": digest} | facts

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainyard.common import stages
 from trainyard.common.errors import EngineFailed, StepFailed, UserError
-from trainyard.image import build, planning, repository_lock, smoke_command
+from trainyard.image import build, planning, repository_lock, smoke_command, smoke_packages
 from trainyard.image.smoke_command import MEASURED, RUN
 from trainyard.image.workspace_files import on_host
 from trainyard.lint.image import verify
@@ -73,6 +73,7 @@ class Measured:
         memory: bytes of the largest process, at most; 0 if there was no run.
         size: of all layers in bytes, ``blobs``: digest -> bytes as it is pulled.
         advisories: about its packages, such as ``urllib3 PYSEC-2023-212``.
+        beside: what was tried beside the training, in words, ``failing``: what fails of it, with its package.
     """
 
     failure: str = ""
@@ -84,6 +85,8 @@ class Measured:
     size: int = 0
     blobs: dict[str, int] = field(default_factory=dict)
     advisories: tuple[str, ...] = ()
+    beside: str = ""
+    failing: tuple[str, ...] = ()
 
 
 _RECORD = TypeAdapter(dict[str, Measured])
@@ -123,6 +126,9 @@ def compare(before: Measured, after: Measured, bounds: Bounds) -> Comparison:
             slower = middle[1] > bounds.slower * middle[0] and min(new) > bounds.slower * min(old)
             slower = slower and (middle[1] - middle[0] > LEAST or name in ("step", "image, s"))
             rows.append(_row(name, *shown, bounds.slower, "slower" if slower else ""))
+    if before.beside and after.beside:
+        fails = [f"fails beside the training: {one}" for one in after.failing if one not in before.failing]
+        rows.append(Row("beside the training", before.beside, after.beside, "no other failure", *fails[:1]))
     sizes = [("memory", before.memory, after.memory), ("size", before.size, after.size)]
     for name, was, now in (*sizes, ("bytes to pull", sum(before.blobs.values()), sum(after.blobs.values()))):
         if was and now:
@@ -173,6 +179,8 @@ def _tested(tried: Tried) -> Measured:
         pins = {name: {public_version(version)} for name, version in tried.recipe.versions.items()}
         known = audit.by_snapshot(pins, advisories.load())
     return Measured(
+        beside=smoke_packages.described(smoke.get("beside", {})),
+        failing=tuple(smoke.get("beside", {}).get("findings", ())),
         value=smoke.get("accuracy"),
         size=verified["size"],
         blobs={layer["digest"]: layer["compressed"] for layer in verified["layers"]},

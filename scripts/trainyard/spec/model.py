@@ -242,6 +242,11 @@ class Spec(_Document):
         raise UserError(refusal)
 
     @property
+    def target_below(self) -> Spec | None:
+        """Return the target that a repository extends, for its platform; None of a target."""
+        return None
+
+    @property
     def has_code(self) -> bool:
         """Whether the image has a layer with a user's code: not if trainyard.yaml adds packages alone."""
         return bool(self.workspace.document.code)
@@ -476,6 +481,10 @@ class RepositorySpec(Spec):
 
     def repository(self, refusal: str) -> RepositorySpec:
         return self
+
+    @property
+    def target_below(self) -> Spec:
+        return self.extends.on(self.arch)
 
     @property
     def lock_file(self) -> Path:

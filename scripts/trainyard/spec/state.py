@@ -104,6 +104,8 @@ class SmokeResult(Result, total=False):
         worker_processes: of a data loader that delivered through 64 MB of /dev/shm.
         compile_seconds: of the first step of a training that torch.compile compiled for the CPU.
         gpu_kernels: ``capabilities`` of GPUs, as numbers (90), that Triton compiled ``kernels`` for, each.
+        beside: how many ``scripts``, ``modules``, ``entry_points`` and ``extension_modules`` were tried beside the
+            training, in how many ``cpu_seconds``, and the ``findings``: what fails.
     """
 
     seconds: float
@@ -123,6 +125,7 @@ class SmokeResult(Result, total=False):
     worker_processes: int
     compile_seconds: float
     gpu_kernels: dict[str, Any]
+    beside: dict[str, Any]
 
 
 @_open

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
 
+from packaging.requirements import InvalidRequirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion
 
 from trainyard import recipe as recipes
 from trainyard.common.rule_engine import Finding, Severity, rule
@@ -15,7 +18,7 @@ from trainyard.lint.waivers import same_version
 from trainyard.oci.probe_runner import Distribution
 from trainyard.oci.reference import Reference
 from trainyard.recipe import Recipe
-from trainyard.spec import naming
+from trainyard.spec import markers, naming
 from trainyard.spec.naming import FOLDER, LABELS
 
 #: What starts every image, and its user, which clusters with a restricted policy accept.
@@ -179,6 +182,32 @@ def installed_matches_locks(image: Evidence) -> Iterator[Finding]:
         elif len(distributions) > 1:
             what = f"is installed in {' and '.join(each.folder for each in distributions)}"
             yield Finding(f"package {package}", what, "it is undefined which of them is imported", fix)
+
+
+@rule(
+    "target",
+    severity=Severity.REFUSE,
+    source="https://packaging.python.org/en/latest/specifications/core-metadata/#requires-dist-multiple-use",
+)
+def requirements_are_met(image: Evidence) -> Iterator[Finding]:
+    """Each package has what it requires, in a version that it takes (what `pip check` looks at)."""
+    recipe = image.required_recipe
+    environment = markers.environment(recipe.base.python, recipe.architecture.machine)
+    # A repository may replace what packages require, with overrides and files of its own.
+    severity = Severity.NOTE if recipe.is_repository or recipe.base.packages else Severity.REFUSE
+    for name, distributions in image.installed.items():
+        for text in distributions[0].requires:
+            with contextlib.suppress(InvalidRequirement, InvalidVersion):  # of wheels from before PEP 440 and PEP 508
+                wanted = markers.requirement(text)
+                has = image.version(wanted.name)
+                if wanted.marker and not wanted.marker.evaluate(environment):
+                    continue
+                if has is not None and wanted.specifier.contains(has, prereleases=True):
+                    continue
+                what = f"requires {wanted}; the image has {has or 'none'}"
+                why = "it was not made for that, and may fail where it uses it"
+                where = f"package {name} {distributions[0].version}"
+                yield Finding(where, what, why, image.package_remediation, severity)
 
 
 def _in_code(image: Evidence, package: str) -> bool:

@@ -1,0 +1,239 @@
+"""Start what an image's packages have beside a training: console scripts, modules, entry points, extension modules.
+
+Runs INSIDE the image: the smoke test copies this file to its volume, and starts it with a JSON object (:func:`main`).
+It uses the standard library only and supports Python 3.8 and newer. Each script, and each package, has a process of its
+own, so that one that crashes ends no other.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import importlib
+import importlib.machinery
+import importlib.metadata
+import json
+import mmap
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+#: Seconds after which a script that still runs has started: servers know no ``--help``.
+SCRIPT_LIMIT = 60
+#: Seconds that the modules of a package may take.
+PACKAGE_LIMIT = 300
+
+#: What says how a command is used, or which version it is.
+_USAGE = re.compile(r"(?i)\busage\b|\boptions:|\bcommands:|\bversion\b|^\S+ v?\d+(\.\d+)+$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"
+_ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$", re.MULTILINE)
+
+#: Top-level folders that wheels install by mistake, and that nobody imports.
+_NOT_MODULES = frozenset({"test", "tests", "testing", "docs", "doc", "examples", "example", "benchmarks", "scripts"})
+
+_SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
+
+def canonical(name: str) -> str:
+    """Return a name of a distribution in its normal form (https://packaging.python.org/specifications/name-normalization/)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def run(words: list[str], limit: float) -> tuple[int, str, bool]:
+    """Return status and output of a command, and whether it was ended after ``limit`` seconds, with its children."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status, late = process.wait(limit), False
+        except subprocess.TimeoutExpired:
+            late = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        output.seek(0)
+        return status, output.read(1 << 20).decode(errors="replace"), late
+
+
+def reason(text: str, status: int) -> str:
+    """Return the last error in the output of a command that failed, else its last line or its status."""
+    errors = _ERROR.findall(text[text.rfind(_TRACEBACK) :]) if _TRACEBACK in text else []
+    if status < 0:
+        return f"{signal.Signals(-status).name} ended it"
+    last = [line.strip() for line in text.splitlines() if line.strip()]
+    return (errors or last or [f"exit status {status}"])[-1][:300]
+
+
+def is_optional(distribution: importlib.metadata.Distribution, why: str) -> bool:
+    """Return whether an error says that an extra of the distribution, or a package beside it, has to be installed."""
+    missing = re.search(r"No module named '(\w+)", why)
+    extras = [canonical(re.split(r"[^\w.-]", each)[0]) for each in distribution.requires or () if "extra ==" in each]
+    asked = re.search(r"(?i)\binstall\b", why) or re.search(rf"(?i)\b{re.escape(distribution.metadata['Name'])}\[", why)
+    return bool(asked or (missing and canonical(missing[1]) in extras))
+
+
+def start_script(name: str) -> str:
+    """Return why a console script does not start; empty if it does.
+
+    It starts if it says how it is used, or ends with status 0, for one of its arguments, without an exception.
+    """
+    first = ""
+    for argument in ("--help", "--version"):
+        try:
+            status, text, late = run([name, argument], SCRIPT_LIMIT)
+        except OSError as error:
+            return str(error)
+        if late or (_TRACEBACK not in text and (not status or (status > 0 and _USAGE.search(text)))):
+            return ""
+        # It takes the word for a file or a value, and has begun to work.
+        if status > 0 and argument in reason(text, status):
+            return ""
+        first = first or reason(text, status)
+    return first
+
+
+def modules_of(distribution: importlib.metadata.Distribution) -> list[str]:
+    """Return the public top-level modules of a distribution; parts of namespace packages have none."""
+    names = set()
+    for file in distribution.files or ():
+        parts = file.parts
+        if len(parts) == 1 and file.name.endswith((".py", *_SUFFIXES)):
+            names.add(file.name.partition(".")[0])
+        elif len(parts) == 2 and file.name == "__init__.py":
+            names.add(parts[0])
+    return sorted(name for name in names if name.isidentifier() and name[0] != "_" and name not in _NOT_MODULES)
+
+
+def is_extension_module(path: str) -> bool:
+    """Return whether a file is one that Python imports: it has an initialization function, and libraries have none.
+
+    https://docs.python.org/3/extending/building.html
+    """
+    name = os.path.basename(path)
+    if not name.endswith(_SUFFIXES) or not os.path.isfile(path) or not os.path.getsize(path):
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return data.find(b"PyInit_" + name.partition(".")[0].encode()) >= 0
+
+
+def attempt(what: str, work: Any) -> tuple[str, str]:
+    """Return what was tried and why it failed, empty if it did not.
+
+    ``what`` is printed before, so that it is known what a crash of the process is about.
+    """
+    print(json.dumps(what), flush=True)
+    try:
+        work()
+    except BaseException as error:  # SystemExit, and pyo3's PanicException, are no Exceptions
+        return what, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return what, ""
+
+
+def try_package(name: str, groups: list[str], *, imports: bool) -> None:
+    """Import the modules of a distribution, load its entry points, and then its extension modules; print what fails.
+
+    Args:
+        groups: of entry points that are left out. ``imports``: whether modules and extension modules are tried.
+    """
+    distribution = importlib.metadata.distribution(name)
+    tried: list[tuple[str, str]] = []
+    for module in modules_of(distribution) if imports else ():
+        tried.append(attempt(f"import {module}", lambda module=module: importlib.import_module(module)))
+    for point in distribution.entry_points:
+        if point.group in (*groups, "console_scripts", "gui_scripts") or "[" in point.value:  # [extra]: not installed
+            continue
+        tried.append(attempt(f"entry point {point.name} of {point.group}", point.load))
+    loaded = set()
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split(None, 5)[-1].strip() for line in maps}
+    for file in distribution.files if imports and distribution.files else ():
+        path = os.path.realpath(str(distribution.locate_file(file)))
+        if path not in loaded and is_extension_module(path):
+            tried.append(attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags())))
+    print(json.dumps(tried), flush=True)
+
+
+def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[str, str]]:
+    """Return what :func:`try_package` tried in a process of its own."""
+    request = json.dumps({"package": name, "groups": groups, "imports": imports})
+    status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
+    doing = "it"
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            said = json.loads(line)
+            if isinstance(said, list):
+                return [(what, why) for what, why in said]
+            doing = str(said)
+    return [(doing, f"still running after {PACKAGE_LIMIT} s" if late else reason(text, status))]
+
+
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Return how much was tried, by kind, the findings, and, if there are any, what all packages require.
+
+    Args:
+        request: see :func:`main`.
+    """
+    known = {canonical(each.metadata["Name"] or ""): each for each in importlib.metadata.distributions()}
+    packages = [name for name in known if request["packages"] is None or name in request["packages"]]
+    skipped = {(row.get("package"), row.get("script")) for row in request["skip"]}
+    groups = sorted({row["group"] for row in request["skip"] if "group" in row})
+    scripts = sorted(
+        (point.name, name)
+        for name in packages
+        for point in known[name].entry_points
+        if point.group == "console_scripts" and "[" not in point.value and (name, point.name) not in skipped
+    )
+    named = [name for name in packages if name in request["named"] and (name, None) not in skipped]
+    findings: list[dict[str, str]] = []
+    counts = {"scripts": len(scripts), "modules": 0, "entry_points": 0, "extension_modules": 0}
+    kinds = {"import": "modules", "entry": "entry_points", "load": "extension_modules"}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        started = [(pool.submit(start_script, script), script, name) for script, name in scripts]
+        loading = [
+            (pool.submit(check_package, name, groups, imports=name in named), name)
+            for name in packages
+            if name in named or any(point.group not in groups for point in known[name].entry_points)
+        ]
+        for script, words, name in started:
+            why = script.result()
+            if why and not is_optional(known[name], why):
+                findings.append({"package": name, "kind": "scripts", "what": words, "why": why})
+        for package, name in loading:
+            for what, why in package.result():
+                kind = kinds.get(what.partition(" ")[0], "modules")
+                counts[kind] += 1
+                if why and not is_optional(known[name], why):
+                    findings.append({"package": name, "kind": kind, "what": what, "why": why})
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    versions = {name: known[name].version for name in known}
+    for finding in findings:
+        finding["version"] = versions[finding["package"]]
+    requires = sorted({text for each in known.values() for text in each.requires or ()})
+    seconds = round(used.ru_utime + used.ru_stime, 1)
+    return {**counts, "cpu_seconds": seconds, "findings": findings, "requires": requires if findings else []}
+
+
+def main() -> None:
+    """Print the result of :func:`check` for the object in the first argument, as the last line.
+
+    Its keys: ``packages``, the canonical names of the distributions to check, null for all of them; ``named``, those
+    whose modules are imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, or ``group``.
+    """
+    request = json.loads(sys.argv[1])
+    os.chdir(tempfile.gettempdir())
+    if "package" in request:
+        try_package(request["package"], request["groups"], imports=request["imports"])
+    else:
+        os.nice(5)
+        print(json.dumps(check(request)))
+
+
+if __name__ == "__main__":
+    main()
