@@ -22,8 +22,8 @@ requirements of the same date:
 
 No registry was in reach: their RUN lines run in a container of the base of Trainyard's own images, Debian 13 with
 Python 3.13, which a build leaves, instead of python:3.13-slim. If all succeed, a Dockerfile's image has its name. An
-outage with `locked` ends at the lock, with Trainyard and peers, since its images have PyTorch with CUDA: `locked` is what
-a lock that works has.
+outage with `locked` ends at the lock, with Trainyard and peers, as where an image would have PyTorch with CUDA:
+`locked` is what a lock that works has.
 
 Results are kept in build/outages, and an outage that has one is not run again: remove it to run it. The base, and the
 volume of downloads `trainyard-outages`, are left.
@@ -62,19 +62,18 @@ BASE, CACHE = "trainyard-base:debian-13-python", "trainyard-outages"
 LIMIT = 900
 
 #: Bytes that are free on the disk before anything is built.
-FREE = 7e9
+FREE = 5e9
 
 #: What a Dockerfile's RUN lines are for each peer, and what tells instead what they would install.
 PEERS = {
     "pip": "uv venv -q --seed /v && /v/bin/pip install -q --uploaded-prior-to {date} -r requirements.txt",
     "uv": "cd uv && uv lock -q && uv sync -q --frozen",
-    "cog": "uv venv -q --seed /v && uv pip install -q --python /v/bin/python --exclude-newer {date} -r requirements.txt "
-    "&& /v/bin/pip freeze -q >frozen.txt",
+    "cog": "uv venv -q --seed /v && uv pip install -q --python /v/bin/python --exclude-newer {date} "
+    "-r requirements.txt && /v/bin/pip freeze -q >frozen.txt",
 }
 RESOLVED = {
-    "pip": "uv venv -q --seed /v && /v/bin/pip install -q --uploaded-prior-to {date} --dry-run --report report.json "
-    "{python} -r requirements.txt && /v/bin/python -c 'import json; [print(one[\"metadata\"][\"name\"], "
-    "one[\"metadata\"][\"version\"], sep=\"==\") for one in json.load(open(\"report.json\"))[\"install\"]]' >resolved.txt",
+    "pip": "uv venv -q --seed /v && /v/bin/pip install --uploaded-prior-to {date} --dry-run {python} "
+    r"-r requirements.txt >said && tail -1 said | tr ' ' '\n' | sed -E 's/-([0-9])/==\1/' >resolved.txt",
     "uv": "cd uv && uv lock -q && uv export -q --no-hashes >../resolved.txt",
     "cog": "uv pip compile -q --exclude-newer {date} {python} requirements.txt >resolved.txt",
 }
@@ -179,7 +178,7 @@ def ours(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
         if "locked" in one:
             lock = re.sub(r'"\nversion = "', "==", (folder / "pylock.trainyard.toml").read_text(encoding="utf-8"))
             fine = re.search(one["locked"], lock)
-            return found | {"ended": "avoided" if fine else "named", "line": f"locked: {fine[0]}" if fine else found["line"]}
+            return found | ({"ended": "avoided", "line": f"locked: {fine[0]}"} if fine else {"ended": "named"})
         image = f"trainyard:outage-{name}"
         try:
             status, said = run(["docker", "run", "--rm", image, "--", "sh", "-c", one["proof"]], folder)
@@ -200,7 +199,10 @@ def peer(name: str, peer: str, one: Mapping[str, Any]) -> dict[str, Any]:
         other = f"--python-version {python} --only-binary :all:" + " --target /t" * (peer == "pip") if python else ""
         lines = (RESOLVED if "locked" in one else PEERS)[peer].format(date=date(one), python=other)
         lines = one.get("peers", {}).get(peer, lines)
-        proof = f"grep -E '{one['locked']}' resolved.txt" if "locked" in one else one["proof"]
+        proof = one.get("proof", "")
+        if "locked" in one:
+            names = "|".join(re.split(r"[^\w-]", line)[0] for line in one["requirements"])
+            proof = f"grep -E '^({names})==' resolved.txt | paste -sd' '; grep -qE '{one['locked']}' resolved.txt"
         script = f"set -e\n({lines})\necho NAMED\nPATH=/v/bin:$PATH\n{proof}\n"
         uv = shutil.which("uv", path=str(Path(sys.executable).parent))
         certificates = os.environ.get("PIP_CERT", "/etc/ssl/certs/ca-certificates.crt")
@@ -242,10 +244,10 @@ def measured(name: str, one: Mapping[str, Any]) -> dict[str, Any]:
     if not file.exists():
         if shutil.disk_usage(KEPT).free < FREE:
             sys.exit(f"{name}: less than {FREE / 1e9:.0f} GB are free")
-        found = {"ours": ours(name, one), "twin": ours(name, {**one, **one["repair"]})}
-        found |= {each: peer(name, each, one) for each in PEERS}
-        file.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    found = json.loads(file.read_text(encoding="utf-8"))
+        made = {"ours": ours(name, one), "twin": ours(name, {**one, **one["repair"]})}
+        made |= {each: peer(name, each, one) for each in PEERS}
+        file.write_text(json.dumps(made, indent=1), encoding="utf-8")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     found["right"] = found["ours"]["ended"] != "named" and bool(
         re.search(one["expected"], found["ours"]["said"] + found["ours"]["line"])
     )
@@ -272,12 +274,13 @@ def page(chosen: Mapping[str, Any], results: Mapping[str, Any]) -> str:
         step = f" by `{found['ours']['step']}`" if found["ours"]["ended"] == "stopped" else ""
         rows.append((
             f"[{one['title']}]({one['thread']})", str(one.get("date", "today")), found["ours"]["ended"] + step,
-            "yes" if found["right"] else "no", "works" if found["twin"]["ended"] == "avoided" else found["twin"]["ended"],
+            "yes" if found["right"] else "no",
+            "works" if found["twin"]["ended"] == "avoided" else found["twin"]["ended"],
             *(found[each]["ended"] for each in PEERS),
         ))  # fmt: skip
-        lines.append(f"**{one['title']}**\n\n    {shown(found['ours']['line'])}")
-        lines += [f"    {each}: {shown(found[each]['line'])}" for each in PEERS if found[each]["ended"] != "avoided"][:1]
-        lines[-1] += "\n"
+        said = {each: found[each]["line"] for each in PEERS if found[each]["ended"] != "avoided"}
+        text = [shown(found["ours"]["line"]), *(f"{each}: {shown(line)}" for each, line in list(said.items())[:1])]
+        lines.append("\n    ".join([f"{one['title']}\n", *text, ""]))
     return PAGE_TEXT.format(
         date=datetime.date.today(),
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
