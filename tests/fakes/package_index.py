@@ -72,6 +72,7 @@ class PackageIndex(Listener):
 
     Attributes:
         files: name of a file -> its bytes, ``uploaded``: -> when it was uploaded (RFC 3339), where that is known,
+            ``yanked``: -> why it was withdrawn,
             ``claimed``: -> the SHA-256 that the index lists for it, where that is not that of its bytes.
         seen: paths that were asked for with valid credentials.
         refused: paths that were asked for without.
@@ -80,6 +81,7 @@ class PackageIndex(Listener):
     def __init__(self, credentials: tuple[str, str] | None = None, *, sizes: bool = True) -> None:
         self.files: dict[str, bytes] = {}
         self.uploaded: dict[str, str] = {}
+        self.yanked: dict[str, str] = {}
         self.claimed: dict[str, str] = {}
         self.seen: list[str] = []
         self.refused: list[str] = []
@@ -155,6 +157,7 @@ class PackageIndex(Listener):
         files = [
             {"filename": file, "url": f"/files/{file}", "hashes": {"sha256": digest}, "size": size}
             | ({"upload-time": self.uploaded[file]} if file in self.uploaded else {})
+            | ({"yanked": self.yanked[file]} if file in self.yanked else {})
             for file, (digest, size) in found.items()
         ]
         # https://packaging.python.org/en/latest/specifications/simple-repository-api/#json-serialization

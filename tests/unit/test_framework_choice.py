@@ -121,6 +121,18 @@ def test_what_goes_with_the_framework_has_a_version_that_goes_with_it(write: Wri
     assert fresh(spec).packages == ["torch==2.9.0", "torchvision==0.24.0"]
 
 
+def test_an_index_that_uvs_sources_name_does_not_decide_which_torch_there_is(write: Write) -> None:
+    write("", extends="cpu")
+    (Path.cwd() / "trainyard.yaml").write_text("extends: cpu\nrun: python train.py\nrequirements: pyproject.toml\n")
+    (Path.cwd() / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\ndependencies = ["torch==2.9.0"]\n'
+        '[[tool.uv.index]]\nname = "other"\nurl = "http://127.0.0.1:9/whl/cu134"\nexplicit = true\n'
+        '[tool.uv.sources]\ntorch = {index = "other"}\n'
+    )
+    relock(repository())
+    assert fresh(repository()).packages == ["torch==2.9.0", "torchvision==0.24.0"]
+
+
 def test_the_packages_of_a_framework_must_go_together_on_a_base(
     write: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,8 @@ BY_PATH = "OSError: libgomp.so.1: cannot open shared object file: No such file o
 UNKNOWN = "OSError: libgone.so.1: cannot open shared object file: No such file or directory"
 DENIED = "PermissionError: [Errno 13] Permission denied: '/opt/x'"
 NO_USER = "KeyError: 'getpwuid(): uid not found: 1234567'"
+OLD_NUMPY = "A module that was compiled using NumPy 1.x cannot be run in"
+OF_PIL = "/opt/venv/lib/python3.13/site-packages/PIL/__init__.py:1"
 RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 
@@ -115,6 +117,31 @@ RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
             raised(f"{NO_MODULE} 'pkg_resources'", TRAIN),
             f"train.py:3: {NO_MODULE} 'pkg_resources': add setuptools<82, which has it, to requirements in "
             "trainyard.yaml",
+        ),
+        (
+            raised("AttributeError: module 'numpy' has no attribute 'trapz'", TRAIN),
+            "train.py:3: AttributeError: module 'numpy' has no attribute 'trapz': numpy 2.4.6, which the image has, "
+            "has no trapz: if an earlier one has it, require that in trainyard.yaml, as in numpy<2",
+        ),
+        (
+            raised("ImportError: cannot import name 'Old' from 'PIL' (/opt/venv/x.py)", TRAIN),
+            "train.py:3: ImportError: cannot import name 'Old' from 'PIL' (/opt/venv/x.py): pillow 13.0.0, which the "
+            "image has, has no Old: if an earlier one has it, require that in trainyard.yaml, as in pillow<13",
+        ),
+        (
+            raised("AttributeError: 'google._upb._message.FieldDescriptor' object has no attribute 'label'", TRAIN),
+            "train.py:3: AttributeError: 'google._upb._message.FieldDescriptor' object has no attribute 'label': "
+            "protobuf 7.36.2, which the image has, has no label: if an earlier one has it, require that in "
+            "trainyard.yaml, as in protobuf<7",
+        ),
+        (
+            f"{OLD_NUMPY}\n" + raised("ImportError: numpy.core.multiarray failed to import", TRAIN, OF_PIL),
+            "train.py:3: ImportError: numpy.core.multiarray failed to import: pillow 13.0.0 was built for numpy 1: "
+            "require a later one in trainyard.yaml, or numpy<2",
+        ),
+        (
+            raised("AttributeError: 'NoneType' object has no attribute 'shape'", TRAIN),
+            "train.py:3: AttributeError: 'NoneType' object has no attribute 'shape'",
         ),
         (
             raised(f"{NO_FILE} 'data/x.bin'", TRAIN),

@@ -296,6 +296,35 @@ def test_a_version_that_is_asked_for_is_taken_with_a_warning(
     ]
 
 
+@pytest.mark.parametrize(("requirements", "warns"), [("jax-cuda12-plugin", False), ("jax-cuda12-plugin>=99", True)])
+def test_a_plugin_has_the_version_of_its_jaxlib_if_the_requirements_allow_it(
+    jax: Write, index: PackageIndex, requirements: str, *, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jaxlib = model.load("jax", "amd64").locked().versions["jaxlib"]
+    index.add(wheel("jax-cuda12-plugin", jaxlib), wheel("jax-cuda12-plugin", "99.0"))
+    spec = jax(requirements)
+    relock(spec)
+    assert versions(spec)["jax-cuda12-plugin"] == ("99.0" if warns else jaxlib)
+    assert (f"exclude 'jax-cuda12-plugin=={jaxlib}': jaxlib does not use" in capsys.readouterr().err) == warns
+
+
+def test_two_builds_of_cudnn_that_overwrite_each_other_are_refused(jax: Write, index: PackageIndex) -> None:
+    index.add(wheel("nvidia-cudnn-cu12", "9.1"), wheel("nvidia-cudnn-cu13", "9.2"))
+    with pytest.raises(UserError, match=r"nvidia-cudnn-cu12 9\.1 and nvidia-cudnn-cu13 9\.2 cannot share an image"):
+        relock(jax("nvidia-cudnn-cu12\nnvidia-cudnn-cu13"))
+
+
+def test_a_version_that_was_withdrawn_is_said_to_be(jax: Write, index: PackageIndex) -> None:
+    index.add(old := wheel("gone", "2.5.0"), wheel("gone", "2.6.0"))
+    index.yanked[old[0]] = "for security"
+    with pytest.raises(UserError) as error:
+        relock(jax("gone==2.5.*"))
+    assert str(error.value) == (
+        "requirements.txt:1: gone==2.5.* cannot be installed: gone 2.5.0 was withdrawn (yanked, 'for security'): "
+        "require another version"
+    )
+
+
 def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) -> None:
     """keras-things asks for 'tensorflow', which would overwrite the files of the image's tensorflow-cpu."""
     spec = write("tensorflow>=2.10\nkeras-things\n")

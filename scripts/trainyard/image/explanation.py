@@ -64,5 +64,8 @@ def explained(request: Request, lines: Sequence[Line]) -> Iterator[None]:
         logger.debug(reason)
         first, *steps = reason.split(" And because ")
         shortened = [first, "...", steps[-1]] if len(reason) > _LONG and len(steps) > 1 else [first, *steps]
+        if gone := re.search(r"([^\s`]+)==(\S+) was yanked(?: \(reason: (.*?)\))?", first):
+            why = f", '{gone[3]}'" if gone[3] else ""
+            shortened = [f"{gone[1]} {gone[2]} was withdrawn (yanked{why}): require another version"]
         reason = " And because ".join(shortened).replace("And because ... ", "... ")
         raise NoSolution(f"{subject} cannot be installed: {reason}") from None

@@ -232,8 +232,7 @@ def resolve_framework(request: Request, lines: Sequence[Line]) -> Resolved:
         # One image has one version of its framework.
         same = [Line(text, request.spec.file, 1) for text in pins({name: first[name] for name in named})]
         together = versions_of(_together(request, [*lines, *same]))
-    wanted = request.wanted
-    alone = Wanted(lines=tuple(lines), index_of=wanted.index_of, options=wanted.options)
+    alone = Wanted(lines=tuple(lines), options=request.wanted.options)
     request = replace(request, wanted=alone, wheels=(), compiled={}, kept=()).constrained(exactly(together))
     return {arch: [replace(pin, role="framework") for pin in every] for arch, every in request.resolve().items()}
 
@@ -253,6 +252,7 @@ def _together(request: Request, lines: Sequence[Line]) -> Resolved:
         constraints=others(wanted.constraints),
         overrides=others(wanted.overrides),
         excludes=(*wanted.excludes, *sorted(variants)),
+        index_of={name: of for name, of in wanted.index_of.items() if not installs_as(name, names)},
     )
     return replace(request, wanted=everything).everything()
 

@@ -213,17 +213,18 @@ class Resolution:
         """Return :meth:`packages` with the constraints of images/conflicts.yaml, unless these exclude a requirement."""
         spec, together = self.spec, self.packages(lines)
         installed = [{**self.present, **of} for of in versions_of(together).values()]
-        held = [
-            one
+        held = {
+            one.constraint.format_map(of): one
             for one in catalog.conflicts().values()
-            if one.constraint and any(one.holds(of, spec.python_version) for of in installed)
-        ]
+            for of in installed
+            if one.constraint and one.holds(of, spec.python_version)
+        }
         if held:
             try:
-                together = self.packages(lines, [one.constraint for one in held])
+                together = self.packages(lines, list(held))
             except StepFailed:
-                for one in held:
-                    logger.warning(f"{spec.where}: the requirements exclude '{one.constraint}': {one.reason}")
+                for constraint, one in held.items():
+                    logger.warning(f"{spec.where}: the requirements exclude '{constraint}': {one.reason}")
         return together
 
 

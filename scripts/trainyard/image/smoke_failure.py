@@ -51,6 +51,13 @@ _NETWORK = re.compile(
     r"OfflineModeIsEnabled|LocalEntryNotFoundError|[Nn]ame resolution|Name or service not known|"
     r"Network is unreachable|couldn't connect|outgoing traffic has been disabled|offline mode",
 )
+#: What a module that was built for numpy 1 makes numpy 2 print, and what a package that lacks a name makes Python say.
+_OLD_NUMPY = "compiled using NumPy 1.x cannot be run"
+_LACKS = (
+    r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<module>[\w.]+)'"
+    r"|(?:module|type object)? ?'(?P<of>[\w.]+)'(?: object)? has no attribute '(?P<attribute>\w+)'"
+)
+
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)")
 
 #: Module -> its framework, for the targets that have it.
@@ -263,6 +270,8 @@ class Explanation:
         if kind in ("ImportError", "OSError") and (library := re.match(r"(lib[\w.+-]+\.so[.\d]*): cannot open", text)):
             base = self.recipe.base.name if self.recipe else ""
             return f": add {packages_with([library[1]], base)} to system in {FILE}"
+        if advice := self._package_advice(text, run.lines):
+            return f": {advice}"
         if kind == "FileNotFoundError" and (named := re.search(r"No such file or directory: '(.+)'", text)):
             return f": {self._file_advice(named[1])}"
         if "getpwuid" in text:
@@ -283,6 +292,25 @@ class Explanation:
             return f"{known} {version}, which the image has, has no {top}"
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"
         return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
+
+    def _package_advice(self, text: str, lines: list[str]) -> str:
+        """Return what to do if a package of the image lacks a name, or is of another time than numpy; empty if not."""
+        old = any(_OLD_NUMPY in line for line in lines) and re.findall(r"-packages/(\w+)", " ".join(lines))
+        named = re.search(_LACKS, text)
+        module = old[-1] if old else named["module"] or named["of"] if named else ""
+        installed = self.recipe.versions if self.recipe else {}
+        names = [name for name in import_names.providers(module) if name in installed] if module else []
+        shown = " and ".join(f"{name} {installed[name]}" for name in names)
+        if names[1:]:
+            return f"{shown} have the same module, {module}, and one overwrites the other: require one of them alone"
+        if names and old:
+            return f"{shown} was built for numpy 1: require a later one in {FILE}, or numpy<2"
+        if not names or named is None:
+            return ""
+        version, lacks = installed[names[0]], named["name"] or named["attribute"]
+        major = ".".join(version.split(".")[: 2 if version.startswith("0.") else 1])
+        earlier = f"if an earlier one has it, require that in {FILE}, as in {names[0]}<{major}"
+        return f"{shown}, which the image has, has no {lacks}: {earlier}"
 
     def _left_out(self, module: str) -> str:
         """Return `` : ...`` for a module that the repository has and the image does not."""

@@ -117,12 +117,15 @@ class Conflict(Strict):
     Attributes:
         packages: name -> affected versions, all if empty; the conflict applies if every package matches.
         python: affected versions of Python; all if empty.
+        differing: whether it applies only if their versions differ.
         constraint: what locks are resolved with, and nothing is refused; where that has no solution, it is a warning.
+            ``{name}`` stands for a version.
         reason: what happens, ``source``: how that is known, ``until``: when the entry can be removed.
     """
 
     packages: dict[str, Specifier] = Field(min_length=1)
     python: Specifier = ""
+    differing: bool = False
     constraint: str = ""
     reason: str
     source: str
@@ -130,10 +133,14 @@ class Conflict(Strict):
 
     def holds(self, versions: Mapping[str, str], python: str) -> bool:
         """Whether an image with this Python and ``versions`` (canonical name -> version) has all that is affected."""
-        return SpecifierSet(self.python).contains(python) and all(
-            (version := versions.get(canonicalize_name(name))) is not None
-            and SpecifierSet(versions_meant).contains(version, prereleases=True)
-            for name, versions_meant in self.packages.items()
+        found = [versions.get(canonicalize_name(name)) for name in self.packages]
+        return (
+            SpecifierSet(self.python).contains(python)
+            and all(
+                version is not None and SpecifierSet(meant).contains(version, prereleases=True)
+                for version, meant in zip(found, self.packages.values(), strict=True)
+            )
+            and not (self.differing and len(set(found)) == 1)
         )
 
     def words(self, versions: Mapping[str, str], python: str) -> str:

@@ -198,7 +198,8 @@ def binaries_find_their_libraries(image: Evidence) -> Iterator[Finding]:
         if lacking and (used or whole):
             names = sorted((whole and set.intersection(*lacking.values())) or set.union(*lacking.values()))
             first = min(lacking)
-            other = _WITHOUT_DESKTOP.get(posixpath.basename(posixpath.dirname(first)))
+            other = _WITHOUT_DESKTOP.get(posixpath.basename(posixpath.dirname(first)), "")
+            other = "" if other in image.installed else other
             yield Finding(
                 f"/{first} in layer {stage[first]}",
                 f"needs {', '.join(names)}, which {'are' if names[1:] else 'is'} nowhere in the image",
