@@ -128,11 +128,12 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
         f"good/whole{suffix}": b"\x7fELF PyInit_whole",
         f"good/libother{suffix}": b"\x7fELF",
     }
-    points = "[plugins]\nfine = good:math\nbroken = good:mathematics\nextra = gone [cli]\n[left.out]\nx = gone\n"
+    points = "[plugins]\nfine = good:math\ndotted = good.math\nbroken = good:mathematics\nextra = gone [cli]\n"
+    points += "[left.out]\nx = gone\n"
     install("tool", files, entry_points=points)
     found = check(["tool"], ["tool"], [{"group": "left.out"}])
     assert {kind: found[kind] for kind in ("modules", "entry_points", "extension_modules")} == {
-        "modules": 2, "entry_points": 2, "extension_modules": 1
+        "modules": 2, "entry_points": 3, "extension_modules": 1
     }  # fmt: skip
     failed = {row["what"]: row["why"] for row in found["findings"]}
     assert failed.pop(f"load good/whole{suffix}").startswith("OSError: ")

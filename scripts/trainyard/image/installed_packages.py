@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import mmap
 import os
+import pkgutil
 import re
 import resource
 import shutil
@@ -127,6 +128,14 @@ def is_extension_module(path: str) -> bool:
         return data.find(b"PyInit_" + name.partition(".")[0].encode()) >= 0
 
 
+def load(point: importlib.metadata.EntryPoint) -> None:
+    """Load the object of an entry point; some groups, such as fsspec.specs, name it without a colon."""
+    if ":" in point.value or sys.version_info < (3, 9):
+        point.load()
+    else:
+        pkgutil.resolve_name(point.value)
+
+
 def attempt(what: str, work: Any) -> tuple[str, str]:
     """Return what was tried and why it failed, empty if it did not.
 
@@ -153,7 +162,7 @@ def try_package(name: str, groups: list[str], *, imports: bool) -> None:
     for point in distribution.entry_points:
         if point.group in groups or "[" in point.value:  # of an extra, which is not installed
             continue
-        tried.append(attempt(f"entry point {point.name} of {point.group}", point.load))
+        tried.append(attempt(f"entry point {point.name} of {point.group}", lambda point=point: load(point)))
     loaded = set()
     with open("/proc/self/maps") as maps:
         loaded = {line.split(None, 5)[-1].strip() for line in maps}
