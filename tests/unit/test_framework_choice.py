@@ -15,7 +15,7 @@ from tests.workspaces import empty, fresh, is_current, relock, repository, versi
 
 from trainyard.common.errors import UserError
 from trainyard.image import dockerfile, lock_origin, package_index, repository_lock
-from trainyard.spec import gpus, model
+from trainyard.spec import catalog, gpus, model
 from trainyard.spec.lock import Lock
 from trainyard.spec.model import RepositorySpec
 
@@ -106,6 +106,19 @@ def test_the_framework_has_the_version_that_is_asked_for_on_a_base_that_has_whee
     assert is_current(spec) and not relock(spec)
     text = dockerfile.dockerfile(spec)
     assert f"tensorflow-cpu=={version}" in text and f"debian:{base.removeprefix('debian-')}-slim" in text
+
+
+def test_what_the_wheels_of_a_release_require_is_what_the_catalogue_says_where_they_differ(
+    write: Write, index: PackageIndex
+) -> None:
+    """Those of torch 2.0.0 for macOS name no packages of NVIDIA, and uv reads one for all platforms."""
+    tags = ("cp310-none-macosx_11_0_arm64", "cp311-cp311-manylinux1_x86_64", "cp311-cp311-manylinux2014_aarch64")
+    index.add(*(wheel("torch", "2.0.0", tag=tag) for tag in tags), wheel("torchvision", "0.15.1", ("torch==2.0.0",)))
+    required = [Requirement(text) for text in catalog.metadata()[0]["requires-dist"]]
+    index.add(*(wheel(one.name, next(iter(one.specifier)).version if one.specifier else "4") for one in required))
+    spec = write("torch==2.0.0\n", extends="cpu")
+    relock(spec)
+    assert versions(fresh(spec), "framework")["nvidia-cudnn-cu11"] == "8.5.0.96"
 
 
 def test_it_says_what_it_chose_and_why_in_one_line_each(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,6 +336,7 @@ class Request:
         absent = {*wanted.excludes, *wanted.provided, *(name for name in variants if name not in framework)}
         options["exclude-dependencies"] = sorted(absent)
         options["dependency-metadata"] = [
+            *catalog.metadata(),
             *options.get("dependency-metadata", []),
             *(
                 {"name": one.pin.name, "version": one.pin.version, "requires-dist": one.requires}

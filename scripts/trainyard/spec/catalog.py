@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -187,6 +187,22 @@ def conflicts() -> dict[str, Conflict]:
     """Return the package combinations that images/conflicts.yaml excludes, by name; none without a catalogue."""
     file = IMAGES / "conflicts.yaml"
     return table(file, Conflict) if file.is_file() else {}
+
+
+class Required(Strict):
+    """Say what the wheels of a release require, and how that is known."""
+
+    requires: list[str] = Field(min_length=1)
+    source: str
+
+
+@cache
+def metadata() -> list[dict[str, Any]]:
+    """Return images/requires.yaml in the form of uv's ``dependency-metadata``; nothing without a catalogue."""
+    file = IMAGES / "requires.yaml"
+    known = table(file, Required) if file.is_file() else {}
+    keys = ("name", "version", "requires-dist")
+    return [dict(zip(keys, (*release.split("=="), row.requires), strict=True)) for release, row in known.items()]
 
 
 @cache
