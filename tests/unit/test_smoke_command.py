@@ -325,6 +325,22 @@ def test_a_command_that_fails_otherwise_has_not_started(log: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "advised"),
+    [
+        ("IndexError: list index out of range", True),
+        ("AttributeError: module 'mine.base' has no attribute 'Problem'", False),
+        ("ImportError: cannot import name 'x' from 'mine'", False),
+        ("NameError: name 'x' is not defined", False),
+    ],
+)
+def test_arguments_for_a_short_run_are_advised_where_they_may_help(error: str, advised: bool) -> None:
+    explanation = Explanation(["python", "train.py"], None, None)
+    explanation.otherwise = ": give arguments"
+    run = Run(1, raised(error, "/workspace/train.py:1").splitlines())
+    assert explanation.of(run).endswith(": give arguments") is advised
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], []),

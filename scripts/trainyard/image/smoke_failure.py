@@ -280,7 +280,9 @@ class Explanation:
             return f": the image runs as any user: write to {self.folder}, /tmp or a folder that is mounted"
         if "[Errno 30]" in text and re.search(r"['/]data\b", text):
             return f": /data is mounted read-only: write to {self.folder} or /tmp"
-        return self._network(error, run) or self.otherwise
+        # What a module does not have is missing with other arguments, too.
+        missing = kind in ("NameError", "ImportError") or text.startswith("module '")
+        return self._network(error, run) or ("" if missing else self.otherwise)
 
     def _module_advice(self, module: str) -> str:
         top = module.split(".")[0]
