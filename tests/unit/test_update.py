@@ -18,7 +18,7 @@ from tests.workspaces import LockedOnce, empty, fresh, relock, render
 
 from trainyard.commands import update as command
 from trainyard.common.context import Context
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import base_image, lock_origin, peak_memory, planning, recipes, target_lock, workspace_files
 from trainyard.recipe import Command
 from trainyard.release import advisories, bisect, trials, update, update_report
@@ -559,6 +559,19 @@ def test_an_image_that_cannot_be_built_fails_with_the_reason(
 
     monkeypatch.setattr(planning, "planned", fail)
     assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
+
+
+def test_an_engine_that_fails_ends_the_update_and_is_not_recorded(
+    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Spec) -> None:
+        raise EngineFailed("the engine's disk is full")
+
+    monkeypatch.setattr(planning, "planned", fail)
+    tried = Trials(bisect.repository(spec, "update"), Bounds())
+    with pytest.raises(EngineFailed):
+        update.start(spec, tried, apart=True).run(["patch"])
+    assert not (tried.spec.kept / "measured.json").exists()
 
 
 @pytest.mark.parametrize(("code", "status"), [("b'0' * 10**8", 0), ("exit(3)", 3)])
