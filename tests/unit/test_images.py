@@ -17,7 +17,7 @@ from tests.fakes.engine import FakeEngine
 
 from trainyard.common import stages
 from trainyard.common.context import Context
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import buildx
 from trainyard.release import batch, events
 from trainyard.spec.model import load, targets
@@ -305,13 +305,17 @@ def test_transient_errors_of_a_build_are_retried_and_no_others(
 
     monkeypatch.setattr(buildx, "_run", run)
     monkeypatch.setattr(time, "sleep", waited.append)
-    with pytest.raises(StepFailed, match="the build of tf-cpu failed: failed to solve: "):
+    with pytest.raises(EngineFailed, match="the build of tf-cpu failed: failed to solve: "):
         buildx.bake(Context(), "tf-cpu", [])
     assert (len(started), waited) == (3, [1, 5])
     said[:] = ["ERROR: failed to solve: hash mismatch"]
-    with pytest.raises(StepFailed, match="hash mismatch"):
+    with pytest.raises(StepFailed, match="hash mismatch") as failed:
+        buildx.bake(Context(), "tf-cpu", [])
+    assert not isinstance(failed.value, EngineFailed), "it says something of the image"
+    said[:] = ["ERROR: failed to copy: write /var/lib/x: no space left on device"]
+    with pytest.raises(EngineFailed, match="the engine's disk is full"):
         buildx.bake(Context(), "tf-cpu", [])
     said[:] = ["ERROR: failed to solve: base:1: not found"]
     with pytest.raises(StepFailed, match="base:1: not found"):
         buildx.bake(Context(), "tf-cpu", [])
-    assert (len(started), len(waited)) == (5, 2)
+    assert (len(started), len(waited)) == (6, 2)

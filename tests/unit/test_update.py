@@ -18,7 +18,7 @@ from tests.workspaces import LockedOnce, empty, fresh, relock, render
 
 from trainyard.commands import update as command
 from trainyard.common.context import Context
-from trainyard.common.errors import StepFailed, UserError
+from trainyard.common.errors import EngineFailed, StepFailed, UserError
 from trainyard.image import base_image, lock_origin, peak_memory, planning, recipes, target_lock, workspace_files
 from trainyard.recipe import Command
 from trainyard.release import advisories, bisect, trials, update, update_report
@@ -27,7 +27,7 @@ from trainyard.release.bisect import Tried
 from trainyard.release.trials import Bounds, Measured, Trials
 from trainyard.release.update import GROUPS, Result, Step, Update
 from trainyard.spec import model, pylock
-from trainyard.spec.lock import Lock
+from trainyard.spec.lock import DEFAULT, Lock
 from trainyard.spec.model import RepositorySpec, Spec
 
 TARGET = model.load("tf-cpu", "amd64")
@@ -170,6 +170,30 @@ def test_a_culprit_is_left_out_now_and_later_and_the_rest_is_taken(spec: Reposit
     assert shown(again) == {"major": ["alpha 1.1.0 -> 2.0.0"]} and len(later.seen) == 1
     _, mended = run(fresh(spec), Images(), "minor", force=True)
     assert mended["beta"] == "1.1.0"
+
+
+def beside(packages: dict[str, str]) -> Measured:
+    """Measure an image where the command of leaky does not start with another package's release."""
+    fails = ("leaky: leak: ImportError: no beta.old",) if packages["beta"] == "1.1.0" else ()
+    return replace(GOOD, beside="2 console scripts", failing=("alpha: alpha: ValueError: 1", *fails))
+
+
+def test_a_group_that_breaks_a_command_beside_the_training_is_taken_apart(spec: RepositorySpec) -> None:
+    result, packages = run(spec, Images(beside), "minor")
+    why = "fails beside the training: leaky: leak: ImportError: no beta.old"
+    assert packages == OLD | {"alpha": "1.1.0", "gamma": "1.1.0", "helper": "0.1"}
+    assert result.steps[0].taken and result.steps[0].left_out == {"beta 1.0.0 -> 1.1.0": why}
+    text, found = update_report.markdown(result), update_report.as_dict(result)
+    assert "| beside the training | 2 console scripts | 2 console scripts | no other failure |  |" in text
+    assert f"- left out: beta 1.0.0 -> 1.1.0 ({why})" in text
+    assert "beside the training" in [row["name"] for row in found["steps"][0]["comparison"]["rows"]]
+    whole, _ = run(fresh(spec), Images(beside), "minor", apart=False, force=True)
+    assert whole.steps[0].reason == why
+    rows = update_report.as_dict(whole)["steps"][0]["comparison"]["rows"]
+    assert [row["worse"] for row in rows if row["name"] == "beside the training"] == [why]
+    assert "| beside the training | 2 console scripts | 2 console scripts | no other failure | **worse** |" in (
+        update_report.markdown(whole)
+    )
 
 
 def test_a_package_that_is_alone_in_its_group_needs_no_search(spec: RepositorySpec) -> None:
@@ -355,9 +379,9 @@ def test_releases_that_the_requirements_exclude_are_named(spec: RepositorySpec) 
     assert "- beta 1.0.0: there is 1.1.0" in update_report.markdown(result)
 
 
-def test_a_target_of_the_catalogue_keeps_its_pins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, resolves: None
-) -> None:
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: PackageIndex, resolves: None) -> Spec:
+    """tf-cpu, with newer releases of two of its packages."""
     settings = empty(tmp_path / "elsewhere", monkeypatch)
     settings.write_text(f'[[index]]\nurl = "{index.url}"\ndefault = true\n', encoding="utf-8")
     monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
@@ -366,9 +390,12 @@ def test_a_target_of_the_catalogue_keeps_its_pins(
     index.add(*(wheel(name, version) for name, version in for_arm.items()))
     every = tuple(name for name in TARGET.locked().versions if not name.startswith("tensorflow") and name != "gcsfs")
     index.add(wheel("gcsfs", for_arm["gcsfs"], every), wheel("numpy", "99.0"), wheel("aiosignal", "99.0"))
-    written: list[Lock] = []
+    return model.load("tf-cpu", "amd64")
+
+
+def test_a_target_of_the_catalogue_keeps_its_pins(target: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, written = target, list[Lock]()
     monkeypatch.setattr(target_lock, "write", lambda spec, lock: written.append(lock) or (spec, []))
-    spec = model.load("tf-cpu", "amd64")
     started = updating(spec, Images())
     assert started.name.endswith("images/tf-cpu/pylock.toml")
     result = started.run(["patch", "minor", "major", "framework"])
@@ -379,6 +406,21 @@ def test_a_target_of_the_catalogue_keeps_its_pins(
     for arch in ("amd64", "arm64"):
         new, old = locked.of(arch), started.lock.of(arch)
         assert new and old and new.versions == old.versions and not any(pin.added for pin in new.requirements)
+
+
+def test_an_update_of_a_target_leaves_out_what_breaks_its_commands(target: Spec) -> None:
+    """Nothing is tried of an image with the lock of the target, whose own smoke test has tried all of it."""
+
+    def measure(spec: RepositorySpec, _bounds: Bounds, _again: bool) -> Measured:
+        if not recipes._tried(spec, DEFAULT):
+            return GOOD
+        return replace(GOOD, beside="15 console scripts", failing=("tensorboard: tensorboard: ImportError: x",))
+
+    tried = Trials(bisect.repository(target, "update"), Bounds(), measure)
+    (step,) = update.start(target, tried, apart=True).run(["major"]).steps
+    ((words, why),) = step.left_out.items()
+    assert words.startswith("aiosignal ") and not step.taken
+    assert why == "fails beside the training: tensorboard: tensorboard: ImportError: x"
 
 
 @pytest.mark.parametrize(
@@ -517,6 +559,19 @@ def test_an_image_that_cannot_be_built_fails_with_the_reason(
 
     monkeypatch.setattr(planning, "planned", fail)
     assert trials.in_image(spec, Bounds(), False) == Measured(failure="no wheel")
+
+
+def test_an_engine_that_fails_ends_the_update_and_is_not_recorded(
+    spec: RepositorySpec, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Spec) -> None:
+        raise EngineFailed("the engine's disk is full")
+
+    monkeypatch.setattr(planning, "planned", fail)
+    tried = Trials(bisect.repository(spec, "update"), Bounds())
+    with pytest.raises(EngineFailed):
+        update.start(spec, tried, apart=True).run(["patch"])
+    assert not (tried.spec.kept / "measured.json").exists()
 
 
 @pytest.mark.parametrize(("code", "status"), [("b'0' * 10**8", 0), ("exit(3)", 3)])

@@ -108,11 +108,16 @@ def _run_script(name: str, setup: str, *arguments: str) -> None:
         raise UserError(reason)
 
 
+def is_transient(output: str) -> bool:
+    """Return whether a build failed for a reason of the engine, which says nothing of the image."""
+    return bool(_TRANSIENT_ERRORS.search(output))
+
+
 def retry_transient(run: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
     """Return the result of ``run``, which runs a build; after a transient error, wait and call it again."""
     ended = run()
     for pause in _PAUSES:
-        if not ended.returncode or not _TRANSIENT_ERRORS.search(ended.stderr or ""):
+        if not ended.returncode or not is_transient(ended.stderr or ""):
             break
         time.sleep(pause)
         ended = run()

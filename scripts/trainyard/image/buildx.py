@@ -16,8 +16,8 @@ from typing import Any
 
 from trainyard.common import settings, stages
 from trainyard.common.context import Context
-from trainyard.common.docker_engine import cannot_run, retry_transient
-from trainyard.common.errors import StepFailed
+from trainyard.common.docker_engine import cannot_run, is_transient, retry_transient
+from trainyard.common.errors import EngineFailed, StepFailed
 from trainyard.common.settings import ROOT
 from trainyard.oci import builder
 from trainyard.oci.builder import Builder
@@ -49,6 +49,9 @@ _ENDED = re.compile(r"(#\d+) (?:DONE|CACHED|CANCELED|ERROR)\b")
 _ERROR_LINE = re.compile(
     r"\berror\b|\bE:|mismatch|caused by|cannot|could not|unable|not found|no such|read-only|denied", re.IGNORECASE
 )
+
+#: What is written if a disk of the engine or of its builder is full.
+_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 #: BuildKit tries several ways to write a layer, logs why each failed, and reports the error of the last, which cannot
 #: write zstd at all (https://github.com/moby/buildkit/blob/v0.13.0/cache/blobs.go). It was a full disk (2026-11).
@@ -148,6 +151,7 @@ def bake(
         log: file for BuildKit's output, ``steps``: gets its lines, ``variables``: of the command, such as secrets.
     Raises:
         StepFailed: the build failed; the message names the stage and its error, and the log, whose end is reported.
+        EngineFailed: the same for a reason of the engine, such as a full disk.
     """
     chosen = builder.current(context)
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +163,9 @@ def bake(
             for line in failed_step(ended.stderr)[1][-_SHOWN:]:
                 logger.info(f"  | {line}")
             where = f" ({place(log)})" if log else ""
-            raise StepFailed(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see its log'}{where}")
+            of_engine = is_transient(ended.stderr) or _FULL.search(ended.stderr) or _LAYER_NOT_WRITTEN in ended.stderr
+            kind = EngineFailed if of_engine else StepFailed
+            raise kind(f"the build of {target} failed: {reason(ended.stderr, chosen) or 'see its log'}{where}")
         made: dict[str, Any] = json.loads(metadata.read_text(encoding="utf-8"))[target]
         return made
 
@@ -210,7 +216,7 @@ def reason(text: str, of: Builder | None = None) -> str:
     Args:
         of: the builder; None for that of the engine.
     """
-    if re.search(r"no space left on device|disk quota exceeded", text, re.IGNORECASE):
+    if _FULL.search(text):
         return _disk_is_full(of)
     if _LAYER_NOT_WRITTEN in text:
         return f"a layer could not be written; probably {_disk_is_full(of)}"

@@ -186,7 +186,8 @@ class Beside:
             for line in described[1:]:
                 logger.info(f"  | {line}")
             raise StepFailed(described[0])
-        return {"beside": {**printed, "findings": [f"{one.package}: {one.what}" for one in findings]}}, described
+        shown = [f"{one.package}: {one.what}: {one.why}" for one in findings]
+        return {"beside": {**printed, "findings": shown}}, described
 
     def _with_remedy(self, finding: Finding) -> Finding:
         """Return a finding with what mends it, as far as that is known and works."""

@@ -73,7 +73,8 @@ class Measured:
         memory: bytes of the largest process, at most; 0 if there was no run.
         size: of all layers in bytes, ``blobs``: digest -> bytes as it is pulled.
         advisories: about its packages, such as ``urllib3 PYSEC-2023-212``.
-        beside: what was tried beside the training, in words, ``failing``: what fails of it, with its package.
+        beside: what was tried beside the training, in words, ``failing``: what fails of it,
+            ``<package>: <what>: <why>``.
     """
 
     failure: str = ""
@@ -126,9 +127,11 @@ def compare(before: Measured, after: Measured, bounds: Bounds) -> Comparison:
             slower = middle[1] > bounds.slower * middle[0] and min(new) > bounds.slower * min(old)
             slower = slower and (middle[1] - middle[0] > LEAST or name in ("step", "image, s"))
             rows.append(_row(name, *shown, bounds.slower, "slower" if slower else ""))
-    if before.beside and after.beside:
-        fails = [f"fails beside the training: {one}" for one in after.failing if one not in before.failing]
-        rows.append(Row("beside the training", before.beside, after.beside, "no other failure", *fails[:1]))
+    if before.beside or after.beside:  # nothing is tried of an image with the packages of its target
+        known = {_what(one) for one in before.failing}
+        fails = [f"fails beside the training: {one}" for one in after.failing if _what(one) not in known]
+        shown = before.beside or "nothing", after.beside or "nothing"
+        rows.append(Row("beside the training", *shown, "no other failure", *fails[:1]))
     sizes = [("memory", before.memory, after.memory), ("size", before.size, after.size)]
     for name, was, now in (*sizes, ("bytes to pull", sum(before.blobs.values()), sum(after.blobs.values()))):
         if was and now:
@@ -141,6 +144,11 @@ def compare(before: Measured, after: Measured, bounds: Bounds) -> Comparison:
     opened = [f"has {one}" for one in sorted(has - had)]
     rows.append(Row("advisories", f"{len(had)}", f"{len(has)}", "no other", *opened[:1]))
     return Comparison(rows, next((row.worse for row in rows if row.worse), ""), sorted(had - has))
+
+
+def _what(failing: str) -> tuple[str, ...]:
+    """Return the package and what fails of it, without the reason."""
+    return tuple(failing.split(": ")[:2])
 
 
 def _row(name: str, before: str, after: str, factor: float, worse: str) -> Row:

@@ -43,7 +43,7 @@ def _summary(result: Result) -> str:
     changes = sum(len(step.changes) for step in result.taken)
     closed = {one for step in result.taken if step.comparison for one in step.comparison.closed}
     groups = ", ".join(step.group for step in result.taken)
-    return f"{groups} taken, with {changes} changes; advisories closed: {len(closed)}"
+    return f"{groups} taken, with {changes} change{'s' * (changes != 1)}; advisories closed: {len(closed)}"
 
 
 def _step(step: Step) -> Iterator[str]:
