@@ -86,12 +86,17 @@ ARGUMENTS = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_a
         ("def main():\n    import sys\n    assert sys.argv[1] == '--version'\n    print('tool 1.0')\n", ""),
         ("def main():\n    raise RuntimeError('to use it, please install \"tool[cli]\"')\n", ""),
         ("def main():\n    import rich_cli\n", ""),
+        ("def main():\n    import sys\n    assert sys.argv[1] == '--version' or [].help\n",
+         "AttributeError: 'list' object has no attribute 'help'"),
         ("import gone\ndef main(): ...\n", "ModuleNotFoundError: No module named 'gone'"),
         ("import math\ndef main():\n    math.floaty\n", "AttributeError: module 'math' has no attribute 'floaty'"),
         ("def main():\n    import os\n    os.kill(os.getpid(), 11)\n", "SIGSEGV ended it"),
         ("def main():\n    print('boom')\n    return 3\n", "boom"),
     ],
-    ids=["help", "usage", "a file", "version", "an extra", "of an extra", "module", "attribute", "crash", "status"],
+    ids=[
+        "help", "usage", "a file", "version", "an extra", "of an extra", "help alone", "module", "attribute", "crash",
+        "status",
+    ],
 )  # fmt: skip
 def test_a_console_script_starts_or_the_reason_is_told(source: str, why: str, install: Install, check: Check) -> None:
     requires = "Provides-Extra: cli\nRequires-Dist: rich-cli>=1; extra == 'cli'\n"
@@ -121,6 +126,7 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     files: dict[str, str | bytes] = {
         "good/__init__.py": "import math",
+        "good/behind/__init__.py": "",
         "bad/__init__.py": "import gone",
         "tests/__init__.py": "import gone",
         "_private.py": "import gone",
@@ -128,12 +134,12 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
         f"good/whole{suffix}": b"\x7fELF PyInit_whole",
         f"good/libother{suffix}": b"\x7fELF",
     }
-    points = "[plugins]\nfine = good:math\ndotted = good.math\nbroken = good:mathematics\nextra = gone [cli]\n"
-    points += "[left.out]\nx = gone\n"
+    points = "[plugins]\nfine = good:math\ndotted = good.math\nbehind = good:behind\nbroken = good:mathematics\n"
+    points += "extra = gone [cli]\n[left.out]\nx = gone\n"
     install("tool", files, entry_points=points)
     found = check(["tool"], ["tool"], [{"group": "left.out"}])
     assert {kind: found[kind] for kind in ("modules", "entry_points", "extension_modules")} == {
-        "modules": 2, "entry_points": 3, "extension_modules": 1
+        "modules": 2, "entry_points": 4, "extension_modules": 1
     }  # fmt: skip
     failed = {row["what"]: row["why"] for row in found["findings"]}
     assert failed.pop(f"load good/whole{suffix}").startswith("OSError: ")
@@ -166,6 +172,7 @@ CERTAIN = "ModuleNotFoundError: No module named 'x'"
         ("modules", "ImportError: libcuda.so.1: cannot open shared object file", True, False, False),
         ("modules", "RuntimeError: no GPU", True, False, False),
         ("extension_modules", "ImportError: libfoo.so.1", True, False, False),
+        ("entry_points", CERTAIN, True, False, False),
     ],
 )
 def test_what_fails_ends_the_test_of_a_target_and_what_a_repository_lists_if_it_is_certain(

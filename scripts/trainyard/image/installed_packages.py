@@ -16,7 +16,7 @@ import importlib.metadata
 import json
 import mmap
 import os
-import pkgutil
+import pydoc
 import re
 import resource
 import shutil
@@ -35,6 +35,9 @@ PACKAGE_LIMIT = 300
 _USAGE = re.compile(r"(?i)\busage\b|\boptions:|\bcommands:|\bversion\b|^\S+ v?\d+(\.\d+)+$", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$", re.MULTILINE)
+
+#: Errors of a script that is broken, whether it knows ``--help`` or not.
+_BROKEN = re.compile(r"(?:ModuleNotFound|Import|Attribute|Type|Name|Syntax)Error\b")
 
 #: What lines of this program begin with, among those that modules print.
 _SAID = "installed_packages: "
@@ -101,6 +104,8 @@ def start_script(name: str) -> str:
         if status > 0 and argument in reason(text, status):
             return ""
         first = first or reason(text, status)
+        if _BROKEN.match(first):
+            break
     return first
 
 
@@ -129,11 +134,12 @@ def is_extension_module(path: str) -> bool:
 
 
 def load(point: importlib.metadata.EntryPoint) -> None:
-    """Load the object of an entry point; some groups, such as fsspec.specs, name it without a colon."""
-    if ":" in point.value or sys.version_info < (3, 9):
+    """Load the object of an entry point; fsspec's have no colon, and a module stands behind that of pandas."""
+    try:
         point.load()
-    else:
-        pkgutil.resolve_name(point.value)
+    except (AttributeError, ImportError):
+        if pydoc.locate(point.value.split(" ")[0].replace(":", ".")) is None:
+            raise
 
 
 def attempt(what: str, work: Any) -> tuple[str, str]:

@@ -102,8 +102,8 @@ def is_refused(recipe: Recipe, finding: Finding) -> bool:
     if not recipe.is_repository:
         return True
     certain = _CERTAIN.match(finding.why) and not _ELSEWHERE.search(finding.why)
-    # A package loads only some of its extension modules.
-    return bool(certain and finding.package in recipe.listed and finding.kind != "extension_modules")
+    # A package loads only some of its extension modules, and asks for an entry point if its user does.
+    return bool(certain and finding.package in recipe.listed and finding.kind in ("scripts", "modules"))
 
 
 def proposed(recipe: Recipe, why: str) -> Iterator[str]:
