@@ -276,8 +276,8 @@ class Recipe(Named):
     accelerator: Accelerator
     level: str
     test: Annotated[Training | Command, Field(discriminator="kind")]
-    listed: tuple[str, ...]
-    tried: tuple[str, ...]
+    listed: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
     budget: Budget
     ends: tuple[End, ...]
     inputs: dict[str, str]

@@ -99,7 +99,7 @@ ARGUMENTS = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_a
     ],
 )  # fmt: skip
 def test_a_console_script_starts_or_the_reason_is_told(source: str, why: str, install: Install, check: Check) -> None:
-    requires = "Provides-Extra: cli\nRequires-Dist: rich-cli>=1; extra == 'cli'\n"
+    requires = "" if why else "Provides-Extra: cli\nRequires-Dist: rich-cli>=1; extra=='cli'\n"
     install("tool", {"tool.py": source}, {"tool": "tool:main"}, requires=requires)
     found = check(["tool"])
     assert (found["scripts"], [row["why"] for row in found["findings"]]) == (1, [why] if why else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import termios
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
 from trainyard import recipe as recipes
-from trainyard.image import build, smoke_test
+from trainyard.image import build, smoke_packages, smoke_test
 from trainyard.image import recipes as made
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -252,6 +254,8 @@ def building(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(layers, "read", stored)
     monkeypatch.setattr(probe_runner, "probe", probed)
     monkeypatch.setattr(smoke_test, "_train", lambda *_: TRAINED)
+    nothing = SimpleNamespace(result=lambda: ({}, []))
+    monkeypatch.setattr(smoke_packages, "beside", lambda *_: contextlib.nullcontext(nothing))
     return fake_engine
 
 

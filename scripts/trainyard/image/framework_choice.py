@@ -98,9 +98,14 @@ def _packages(spec: RepositorySpec, lines: Iterable[Line | str], *, alone: bool 
 
 
 def possible_bases(spec: RepositorySpec) -> list[str]:
-    """Return the names of the bases that a repository may have, the preferred first."""
+    """Return the names of the bases that a repository may have, the preferred first.
+
+    A target that has no packages of its framework has a base with that, the only one.
+    """
     given = spec.workspace.document.base
-    return [given] if given else list(dict.fromkeys((spec.extends.base, *plain_bases())))
+    if given or not spec.extends.framework.packages:
+        return [given or spec.extends.base]
+    return list(dict.fromkeys((spec.extends.base, *plain_bases())))
 
 
 def check_trainers(spec: RepositorySpec, version: str) -> None:

@@ -39,11 +39,13 @@ _ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$", re.MULTILINE)
 #: Errors of a script that is broken, whether it knows ``--help`` or not.
 _BROKEN = re.compile(r"(?:ModuleNotFound|Import|Attribute|Type|Name|Syntax)Error\b")
 
-#: What lines of this program begin with, among those that modules print.
-_SAID = "installed_packages: "
+#: Modules that no extra brings: setuptools and Python had them.
+_GONE = ("pkg_resources", "distutils", "imp")
 
 #: Top-level folders that wheels install by mistake, and that nobody imports.
-_NOT_MODULES = frozenset({"test", "tests", "testing", "docs", "doc", "examples", "example", "benchmarks", "scripts"})
+_NOT_MODULES = frozenset(
+    {"test", "tests", "testing", "docs", "doc", "examples", "example", "benchmarks", "scripts", "setup", "conftest"}
+)
 
 _SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
@@ -74,17 +76,22 @@ def reason(text: str, status: int) -> str:
     """Return the last error in the output of a command that failed, else its last line or its status."""
     errors = _ERROR.findall(text[text.rfind(_TRACEBACK) :]) if _TRACEBACK in text else []
     if status < 0:
-        return f"{signal.Signals(-status).name} ended it"
+        names = {int(one): one.name for one in signal.Signals}
+        return f"{names.get(-status, f'signal {-status}')} ended it"
     last = [line.strip() for line in text.splitlines() if line.strip()]
     return (errors or last or [f"exit status {status}"])[-1][:300]
 
 
-def is_optional(distribution: importlib.metadata.Distribution, why: str) -> bool:
-    """Return whether an error says that an extra of the distribution, or a package beside it, has to be installed."""
+def is_optional(installed: Installed, kind: str, why: str) -> bool:
+    """Return whether an error says that an extra of the distribution, or a package beside it, has to be installed.
+
+    What a script of a package with extras misses is taken for one of them: how a module is called tells no package.
+    """
     missing = re.search(r"No module named '(\w+)", why)
-    extras = [canonical(re.split(r"[^\w.-]", each)[0]) for each in distribution.requires or () if "extra ==" in each]
-    asked = re.search(r"(?i)\binstall\b", why) or re.search(rf"(?i)\b{re.escape(distribution.metadata['Name'])}\[", why)
-    return bool(asked or (missing and canonical(missing[1]) in extras))
+    extras = [canonical(re.split(r"[^\w.-]", each)[0]) for each in installed.requires if re.search(r"extra\s*==", each)]
+    asked = re.search(r"(?i)\binstall\b", why) or re.search(rf"(?i)\b{re.escape(installed.name)}\[", why)
+    of_extra = missing and (canonical(missing[1]) in extras or (kind == "scripts" and extras))
+    return bool(asked or (of_extra and missing and missing[1] not in _GONE))
 
 
 def start_script(name: str) -> str:
@@ -142,55 +149,72 @@ def load(point: importlib.metadata.EntryPoint) -> None:
             raise
 
 
-def attempt(what: str, work: Any) -> tuple[str, str]:
-    """Return what was tried and why it failed, empty if it did not.
-
-    ``what`` is printed before, so that it is known what a crash of the process is about.
-    """
-    print(_SAID + json.dumps(what), flush=True)
-    try:
-        work()
-    except BaseException as error:  # SystemExit, and pyo3's PanicException, are no Exceptions
-        return what, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-    return what, ""
-
-
-def try_package(name: str, groups: list[str], *, imports: bool) -> None:
-    """Import the modules of a distribution, load its entry points, and then its extension modules; print what fails.
+def try_package(name: str, groups: list[str], said: str, *, imports: bool) -> None:
+    """Import the modules of a distribution, load its entry points, and then its extension modules.
 
     Args:
         groups: of entry points that are left out. ``imports``: whether modules and extension modules are tried.
+        said: path of the file that is written to: a JSON string with what is tried, before it is; at the end a list of
+            what was tried, and why it failed.
     """
+    sys.argv = [name]  # which some modules read
+
+    def attempt(what: str, work: Any) -> None:
+        say(what)
+        try:
+            work()
+        except BaseException as error:  # SystemExit, and pyo3's PanicException, are no Exceptions
+            tried.append((what, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]))
+        else:
+            tried.append((what, ""))
+
+    def say(what: Any) -> None:
+        with open(said, "a", encoding="utf-8") as file:
+            file.write(json.dumps(what) + "\n")
+
     distribution = importlib.metadata.distribution(name)
     tried: list[tuple[str, str]] = []
     for module in modules_of(distribution) if imports else ():
-        tried.append(attempt(f"import {module}", lambda module=module: importlib.import_module(module)))
+        attempt(f"import {module}", lambda module=module: importlib.import_module(module))
     for point in distribution.entry_points:
         if point.group in groups or "[" in point.value:  # of an extra, which is not installed
             continue
-        tried.append(attempt(f"entry point {point.name} of {point.group}", lambda point=point: load(point)))
-    loaded = set()
+        attempt(f"entry point {point.name} of {point.group}", lambda point=point: load(point))
     with open("/proc/self/maps") as maps:
         loaded = {line.split(None, 5)[-1].strip() for line in maps}
     for file in distribution.files if imports and distribution.files else ():
         path = os.path.realpath(str(distribution.locate_file(file)))
         if path not in loaded and is_extension_module(path):
-            tried.append(attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags())))
-    print(_SAID + json.dumps(tried), flush=True)
+            attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags()))
+    say(tried)
+    os._exit(0)  # what runs at the end of a program was not asked for
 
 
 def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[str, str]]:
-    """Return what :func:`try_package` tried in a process of its own."""
-    request = json.dumps({"package": name, "groups": groups, "imports": imports})
-    status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
-    doing = "it"
-    for line in text.splitlines():
-        if line.startswith(_SAID):
-            said = json.loads(line[len(_SAID) :])
-            if isinstance(said, list):
-                return [(what, why) for what, why in said]
-            doing = said
+    """Return what :func:`try_package` tried in a process of its own, and why it failed."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
+        request = json.dumps({"package": name, "groups": groups, "imports": imports, "said": said.name})
+        status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
+        lines = [json.loads(line) for line in said]
+    if lines and isinstance(lines[-1], list):
+        return [(what, why) for what, why in lines[-1]]
+    doing = lines[-1] if lines else "it"
     return [(doing, f"still running after {PACKAGE_LIMIT} s" if late else reason(text, status))]
+
+
+class Installed:
+    """Read what is known of a distribution; ``damaged`` says why that cannot be read, empty if it can."""
+
+    def __init__(self, distribution: importlib.metadata.Distribution) -> None:
+        self.distribution, self.damaged = distribution, ""
+        self.name, self.version = "", ""
+        self.entry_points: list[Any] = []
+        self.requires: list[str] = []
+        try:
+            self.name, self.version = canonical(distribution.metadata["Name"] or ""), distribution.version
+            self.entry_points, self.requires = list(distribution.entry_points), list(distribution.requires or ())
+        except Exception as error:  # whatever it holds
+            self.damaged = f"{type(error).__name__}: {error}"[:300]
 
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +223,9 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: see :func:`main`.
     """
-    known = {canonical(each.metadata["Name"] or ""): each for each in importlib.metadata.distributions()}
+    known: dict[str, Installed] = {}
+    for each in map(Installed, importlib.metadata.distributions()):
+        known.setdefault(each.name, each)  # of several, the first is imported
     packages = [name for name in known if name in request["packages"]]
     skipped = {(row.get("package"), row.get("script")) for row in request["skip"]}
     groups = sorted({row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"})
@@ -209,7 +235,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
             if point.group == "console_scripts" and "[" not in point.value and (name, point.name) not in skipped:
                 scripts.setdefault((name, point.value), []).append(point.name)
     named = [name for name in packages if name in request["named"] and (name, None) not in skipped]
-    findings: list[dict[str, str]] = []
+    found: list[tuple[str, str, str, str]] = []
     counts = {"scripts": sum(map(len, scripts.values())), "modules": 0, "entry_points": 0, "extension_modules": 0}
     kinds = {"import": "modules", "entry": "entry_points", "load": "extension_modules"}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -217,25 +243,26 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         loading = [
             (pool.submit(check_package, name, groups, imports=name in named), name)
             for name in packages
-            if name in named or any(point.group not in groups for point in known[name].entry_points)
+            if not known[name].damaged
+            and (name in named or any(point.group not in groups for point in known[name].entry_points))
         ]
         for script, words, name in started:
             why = script.result()
             lacking = [f"there is no {word} on PATH" for word in words if not shutil.which(word)]
-            if lacking or (why and not is_optional(known[name], why)):
-                what = " and ".join(words)
-                findings.append({"package": name, "kind": "scripts", "what": what, "why": (lacking or [why])[0]})
+            found.append((name, "scripts", " and ".join(words), (lacking or [why])[0]))
         for package, name in loading:
             for what, why in package.result():
                 kind = kinds.get(what.partition(" ")[0], "modules")
                 counts[kind] += 1
-                if why and not is_optional(known[name], why):
-                    findings.append({"package": name, "kind": kind, "what": what, "why": why})
+                found.append((name, kind, what, why))
+    found += [(name, "entry_points", "its metadata", known[name].damaged) for name in packages]
+    findings = [
+        {"package": name, "version": known[name].version, "kind": kind, "what": what, "why": why}
+        for name, kind, what, why in found
+        if why and not is_optional(known[name], kind, why)
+    ]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    versions = {name: known[name].version for name in known}
-    for finding in findings:
-        finding["version"] = versions[finding["package"]]
-    requires = sorted({text for each in known.values() for text in each.requires or ()})
+    requires = sorted({text for each in known.values() for text in each.requires})
     seconds = round(used.ru_utime + used.ru_stime, 1)
     return {**counts, "cpu_seconds": seconds, "findings": findings, "requires": requires if findings else []}
 
@@ -249,7 +276,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     os.chdir(tempfile.gettempdir())
     if "package" in request:
-        try_package(request["package"], request["groups"], imports=request["imports"])
+        try_package(request["package"], request["groups"], request["said"], imports=request["imports"])
     else:
         os.nice(5)
         print(json.dumps(check(request)))

@@ -176,8 +176,6 @@ def outline(spec: Spec, index: str = lock.DEFAULT) -> Recipe:
         ),
         level=spec.level,
         test=command_test(spec) if spec.run else _training(spec),
-        listed=(),
-        tried=(),
         budget=recipe.Budget(size=spec.budget.size, enforced=spec.limited),
         ends=tuple(recipe.End(what=end.what, day=end.day) for end in spec.ends),
         inputs={},

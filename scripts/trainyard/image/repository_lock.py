@@ -195,7 +195,7 @@ def _answer_on_a_base(
     try:
         return spec, _answer(spec, old, reasons, upgraded, constrain, built=built)
     except (NoSolution, Failed) as refused:
-        if spec.framework_in_base or (isinstance(refused, Failed) and not refused.unsatisfiable):
+        if isinstance(refused, Failed) and not refused.unsatisfiable:
             raise
         for other in framework_choice.other_bases(spec):
             reasons = framework_choice.reasons(other, requirements.of_platform(other)) or [_moved(other)]

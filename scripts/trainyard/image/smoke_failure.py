@@ -19,7 +19,7 @@ from trainyard.spec.naming import FOLDER, GENERATED
 from trainyard.spec.naming import SETTINGS as FILE
 from trainyard.spec.repository_files import git_root
 from trainyard.spec.yaml_source import relative
-from trainyard.workspace import import_names
+from trainyard.workspace import import_names, wheel_contents
 
 #: The launcher's own lines, and what it says when it cannot start a command (launcher/process.py).
 _LAUNCHER = re.compile(r"^launch: ")
@@ -53,6 +53,7 @@ _NETWORK = re.compile(
 )
 #: What a module that was built for numpy 1 makes numpy 2 print, and what a package that lacks a name makes Python say.
 _OLD_NUMPY = "compiled using NumPy 1.x cannot be run"
+_OF_OLD_NUMPY = r"numpy\.core\.multiarray|_ARRAY_API|binary incompatibility"
 _LACKS = (
     r"cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<module>[\w.]+)'"
     r"|(?:module|type object)? ?'(?P<of>[\w.]+)'(?: object)? has no attribute '(?P<attribute>\w+)'"
@@ -297,22 +298,35 @@ class Explanation:
 
     def _package_advice(self, text: str, lines: list[str]) -> str:
         """Return what to do if a package of the image lacks a name, or is of another time than numpy; empty if not."""
-        old = any(_OLD_NUMPY in line for line in lines) and re.findall(r"-packages/(\w+)", " ".join(lines))
+        old = re.search(_OF_OLD_NUMPY, text) and re.findall(r"-packages/(\w+)", self._warning(lines))
         named = re.search(_LACKS, text)
         module = old[-1] if old else named["module"] or named["of"] if named else ""
-        installed = self.recipe.versions if self.recipe else {}
-        names = [name for name in import_names.providers(module) if name in installed] if module else []
+        path = re.search(r"\((\S+)\)$", text)
+        if path and path[1].startswith(f"{self.folder}/"):
+            hides = path[1].startswith((f"{self.folder}/{module}.py", f"{self.folder}/{module}/__init__.py"))
+            known = hides and import_names.proposed(module)
+            return f"{self.shown(path[1])} hides the package {known}: rename it" if known else ""
+        installed, root = self.recipe.versions if self.recipe else {}, import_names.root(module) if module else ""
+        # Not what has a part of a namespace package, such as google, nor the framework, whose version the target has.
+        names = [name for name in wheel_contents.providers().get(root, ()) if name in installed]
+        names = [name for name in names if not self.recipe or name not in self.recipe.framework.packages]
         shown = " and ".join(f"{name} {installed[name]}" for name in names)
         if names[1:]:
-            return f"{shown} have the same module, {module}, and one overwrites the other: require one of them alone"
+            return f"{shown} have the same module, {root}, and one overwrites the other: require one of them alone"
         if names and old:
             return f"{shown} was built for numpy 1: require a later one in {FILE}, or numpy<2"
-        if not names or named is None:
+        if not names or named is None or "'numpy.ndarray' object" in text:
             return ""
         version, lacks = installed[names[0]], named["name"] or named["attribute"]
         major = ".".join(version.split(".")[: 2 if version.startswith("0.") else 1])
         earlier = f"if an earlier one has it, require that in {FILE}, as in {names[0]}<{major}"
         return f"{shown}, which the image has, has no {lacks}: {earlier}"
+
+    @staticmethod
+    def _warning(lines: list[str]) -> str:
+        """Return the log from numpy's warning about a module on, up to the next traceback; empty without one."""
+        text = "\n".join(lines)
+        return text[text.find(_OLD_NUMPY) :].split("AttributeError: _ARRAY_API")[0] if _OLD_NUMPY in text else ""
 
     def _left_out(self, module: str) -> str:
         """Return `` : ...`` for a module that the repository has and the image does not."""

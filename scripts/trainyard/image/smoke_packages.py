@@ -48,7 +48,10 @@ _LEFT_OUT = Path(__file__).with_name("smoke_packages.yaml")
 _LIMIT = 900
 
 #: Errors that another machine does not mend. Others may be about a GPU, a display or a network that is not here.
-_CERTAIN = re.compile(r"(?:ModuleNotFound|Import|Attribute|Type|Syntax|DistributionNotFound|VersionConflict)\w*(?::|$)")
+_CERTAIN = re.compile(
+    r"(?:ModuleNotFoundError|AttributeError|TypeError|SyntaxError)\b|\S*(?:DistributionNotFound|VersionConflict)\b"
+    r"|ImportError: (?:cannot import name|\S+\.so\S*: )"
+)
 _ELSEWHERE = re.compile(r"(?i)\blibcuda\.|\blibnvidia|cuda|nvcc|gpu|\btpu|driver|display|network|connection")
 
 #: What an error is about: a module that is missing, a shared library, a name that a module has no longer.
@@ -59,8 +62,9 @@ _GONE = re.compile(r"module '([\w.]+)' has no attribute|cannot import name '\w+'
 #: A pin of a requirements file.
 _PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
 
-#: Most packages that a remedy may change to be tried in the image, and most bytes of their files.
-_MOST, _MOST_BYTES = 6, 100 << 20
+#: Most findings whose remedies are looked for; most packages that one may change to be tried in the image, and most
+#: bytes of their files.
+_REMEDIES, _MOST, _MOST_BYTES = 3, 6, 100 << 20
 
 
 @dataclass(frozen=True)
@@ -111,9 +115,10 @@ def proposed(recipe: Recipe, why: str) -> Iterator[str]:
     if missing := _MISSING.search(why):
         yield from filter(None, [import_names.proposed(missing[1])])
     elif gone := _GONE.search(why):
-        for name in import_names.providers(gone[1] or gone[2]):
-            if name in recipe.versions and name not in recipe.framework.packages:
-                yield f"{name}<{Version(recipe.versions[name]).major}"
+        names = import_names.providers(gone[1] or gone[2])
+        version = recipe.versions.get(names[0]) if len(names) == 1 else None
+        if version and names[0] not in recipe.framework.packages and Version(version).major:
+            yield f"{names[0]}<{Version(version).major}"
 
 
 @contextlib.contextmanager
@@ -139,6 +144,7 @@ class Beside:
     def __init__(self, recipe: Recipe, context: Context) -> None:
         self._recipe, self._context = recipe, context
         self._sandbox: SmokeSandbox | None = None
+        self._tries = 0
 
     def start(self, sandbox: SmokeSandbox) -> None:
         """Start the container."""
@@ -151,12 +157,17 @@ class Beside:
         return self._recipe.architecture.wheel_platform(bases()[self._recipe.base.name].glibc)
 
     def _run(self, packages: list[str], named: list[str], path: str = "") -> Container:
+        """Start the program.
+
+        Args:
+            path: folder in /smoke with packages that come before those of the image; empty if there are none.
+        """
         assert self._sandbox
         skip = [{key: row[key] for key in row if key != "reason"} for row in yaml_source.read(_LEFT_OUT)["left_out"]]
         request = json.dumps({"packages": packages, "named": named, "skip": skip})
         return self._sandbox.start(
             "python", f"{FOLDER}/{_PROGRAM.name}", request, read_only=True, tmpfs={"/tmp": "mode=1777"},
-            environment={"PYTHONPATH": self._sandbox.module_path("repair")} if path else None,
+            environment={"HOME": "/tmp", **({"PYTHONPATH": self._sandbox.module_path(path)} if path else {})},
             **smoke_containers.restricted(self._sandbox),
         )  # fmt: skip
 
@@ -166,8 +177,9 @@ class Beside:
         for line in reversed(lines) if status == 0 else ():
             with contextlib.suppress(ValueError):
                 return dict(json.loads(line))
-        last = (lines or ["(none)"])[-1][:300]
-        raise StepFailed(f"the test of the packages beside the training has no result (status {status}): {last}")
+        ended = f"ended with status {status}: {(lines or ['(none)'])[-1][:300]}"
+        ended = f"was still running after {_LIMIT} s" if status is None else ended
+        raise StepFailed(f"the test of what the packages have beside the training {ended}")
 
     def result(self) -> tuple[dict[str, Any], list[str]]:
         """Return the numbers of what was tried and the findings, for results, and a note on each finding.
@@ -177,17 +189,23 @@ class Beside:
         """
         if not self._sandbox:
             return {}, []
-        printed = self._printed(self._container)
+        try:
+            printed = self._printed(self._container)
+        except StepFailed as error:
+            if not self._recipe.is_repository:
+                raise
+            return {}, [str(error)]  # it says nothing of a package
         self._requires = printed.pop("requires")
         findings = [Finding(**row) for row in printed.pop("findings")]
         refused = [one for one in findings if is_refused(self._recipe, one)]
-        described = [str(self._with_remedy(one)) for one in (refused or findings)]
+        shown = refused or findings
+        described = [*map(str, map(self._with_remedy, shown[:_REMEDIES])), *map(str, shown[_REMEDIES:])]
         if refused:
             for line in described[1:]:
                 logger.info(f"  | {line}")
             raise StepFailed(described[0])
-        shown = [f"{one.package}: {one.what}: {one.why}" for one in findings]
-        return {"beside": {**printed, "findings": shown}}, described
+        kept = [f"{one.package}: {one.what}: {one.why}" for one in findings]
+        return {"beside": {**printed, "findings": kept}}, described
 
     def _with_remedy(self, finding: Finding) -> Finding:
         """Return a finding with what mends it, as far as that is known and works."""
@@ -201,9 +219,8 @@ class Beside:
                 shown = ", ".join(f"{name} {version}" for name, version in changed.items())
                 tried = f"with {shown} it works" if works else f"{shown} resolves, and was not tried in the image"
                 name = canonicalize_name(Requirement(requirement).name)
-                what = (
-                    f"write '{requirement}' for {name} in" if name in self._recipe.listed else f"add '{requirement}' to"
-                )
+                listed = name in self._recipe.listed
+                what = f"write '{requirement}' for {name} in" if listed else f"add '{requirement}' to"
                 where = f": {what} the requirements of {self._recipe.source}: {tried}"
                 return Finding(**{**vars(finding), "remedy": where})
         return finding
@@ -212,10 +229,8 @@ class Beside:
         """Return canonical name -> version of what changes if uv resolves a requirement with what the image has."""
         here = {name: Version(version).public for name, version in self._recipe.versions.items()}
         name = canonicalize_name(Requirement(requirement).name)
-        lines = [
-            requirement,
-            *(f"{name}{one.specifier}" for one in self._required() if canonicalize_name(one.name) == name),
-        ]
+        others = (one.specifier for one in self._required() if canonicalize_name(one.name) == name)
+        lines = [requirement, *(f"{name}{specifier}" for specifier in others)]
         pins = [f"{one}=={version}" for one, version in here.items() if one != name]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "pins.txt").write_text("\n".join(pins), encoding="utf-8")
@@ -257,10 +272,15 @@ class Beside:
             site = Path(folder, "site")
             if sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) > _MOST_BYTES:
                 return None
+            self._tries += 1
+            path = f"repair/{self._tries}"
             with tarfile.open(fileobj=file, mode="w") as tar:
-                tar.add(site, arcname=".")
+                tar.add(site, arcname=str(self._tries))
             file.seek(0, io.SEEK_SET)
             self._sandbox.put(f"{FOLDER}/repair", file)
         named = [finding.package] if finding.kind == "modules" else []
-        again = self._printed(self._run([finding.package], named, "repair"))["findings"]
+        try:
+            again = self._printed(self._run([finding.package], named, path))["findings"]
+        except StepFailed:
+            return None
         return not any(row["what"] == finding.what for row in again)

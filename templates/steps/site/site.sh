@@ -6,9 +6,9 @@ mkdir -p /out/opt
 cp -a /opt/venv /out/opt/venv
 here=$(dirname "$0")
 install -D -m 644 "$here/path.sh" /out/etc/profile.d/path.sh
-install -D -m 755 "$here/pip.sh" /out/usr/local/bin/pip
-ln -s pip /out/usr/local/bin/pip3
-ln -s pip /out/usr/local/bin/uv
+for name in pip pip3 uv; do # no links: a program that is copied to one would be written to all
+  install -D -m 755 "$here/pip.sh" "/out/usr/local/bin/$name"
+done
 rm -f /out/opt/venv/.lock
 echo /opt/trainyard >"$(echo /out/opt/venv/lib/python3*/site-packages)/_trainyard.pth"
 for folder in /stages/*/shared; do
