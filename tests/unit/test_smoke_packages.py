@@ -91,7 +91,7 @@ ARGUMENTS = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_a
         ("import gone\ndef main(): ...\n", "ModuleNotFoundError: No module named 'gone'"),
         ("import math\ndef main():\n    math.floaty\n", "AttributeError: module 'math' has no attribute 'floaty'"),
         ("def main():\n    import os\n    os.kill(os.getpid(), 11)\n", "SIGSEGV ended it"),
-        ("def main():\n    print('boom')\n    return 3\n", "boom"),
+        ("def main():\n    print('\\x1b[31mboom\\n\\x1b[0m')\n    return 3\n", "boom"),
     ],
     ids=[
         "help", "usage", "a file", "version", "an extra", "of an extra", "help alone", "module", "attribute", "crash",

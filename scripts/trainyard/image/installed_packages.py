@@ -39,6 +39,9 @@ _ERROR = re.compile(r"^(?:(?:\w+\.)+\w+|[A-Z_]\w*)(?:: .*)?$", re.MULTILINE)
 #: Errors of a script that is broken, whether it knows ``--help`` or not.
 _BROKEN = re.compile(r"(?:ModuleNotFound|Import|Attribute|Type|Name|Syntax)Error\b")
 
+#: What colours a terminal: https://www.ecma-international.org/publications-and-standards/standards/ecma-48/
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
 #: Modules that no extra brings: setuptools and Python had them.
 _GONE = ("pkg_resources", "distutils", "imp")
 
@@ -69,7 +72,7 @@ def run(words: list[str], limit: float) -> tuple[int, str, bool]:
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
         output.seek(0)
-        return status, output.read(1 << 20).decode(errors="replace"), late
+        return status, _COLOUR.sub("", output.read(1 << 20).decode(errors="replace")), late
 
 
 def reason(text: str, status: int) -> str:
