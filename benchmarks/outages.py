@@ -265,7 +265,7 @@ def page(chosen: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     refused = sum(found["twin"]["ended"] != "avoided" for found in results.values())
     measures = [
         ("stopped or avoided", f"{kept['ours']} of {total}", f"at least {total - 1}"),
-        ("with the right remedy", f"{right} of {total}", f"at least {total - 1}"),
+        ("avoided, or stopped with the right remedy", f"{right} of {total}", f"at least {total - 1}"),
         ("healthy twins refused", f"{refused} of {total}", "0"),
         *((f"stopped or avoided by {each}", f"{kept[each]} of {total}", "") for each in PEERS),
     ]
