@@ -63,6 +63,7 @@ WHATEVER_IS_PLANTED = {
     "files_are_those_of_the_build",
     "files_are_those_of_their_wheels",
     "nothing_else_is_configured",
+    "requirements_are_met",
 }
 
 EXPECTED = [
