@@ -5,7 +5,7 @@
     python -m benchmarks.outages --save         also writes docs/outages.md
 
 An outage is a small repository whose requirements are resolved as the package index was at a stated date
-(`exclude-newer`); what is replayed are the packages, not the program in whose thread it was told. In a temporary folder
+(`exclude-newer`). Only the packages are replayed, not the program that the issue is about. In a temporary folder
 `trainyard init`, `check`, `lock` and `image` run in turn, until one refuses:
 
     stopped    a step refused

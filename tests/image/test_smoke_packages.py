@@ -1,4 +1,4 @@
-"""What is tried beside a training, in tf-cpu's image, and with a release of setuptools that breaks TensorBoard."""
+"""Check what tf-cpu's packages have beside a training, and with a release of setuptools that breaks TensorBoard."""
 
 from __future__ import annotations
 

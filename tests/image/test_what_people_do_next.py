@@ -1,4 +1,4 @@
-"""What people do with an image once it has trained: they install, debug, look and start it in their own ways.
+"""Do what people do with an image once it has trained: install, debug, look, and start it in their own ways.
 
 The commands are those of docs/own-repository.md#on-top-of-an-image: :func:`typed` finds them there.
 """

@@ -111,7 +111,7 @@ def test_the_framework_has_the_version_that_is_asked_for_on_a_base_that_has_whee
 def test_what_the_wheels_of_a_release_require_is_what_the_catalogue_says_where_they_differ(
     write: Write, index: PackageIndex
 ) -> None:
-    """Those of torch 2.0.0 for macOS name no packages of NVIDIA, and uv reads one for all platforms."""
+    """Take torch 2.0.0, whose wheels for macOS require no packages of NVIDIA: uv reads one wheel for all platforms."""
     tags = ("cp310-none-macosx_11_0_arm64", "cp311-cp311-manylinux1_x86_64", "cp311-cp311-manylinux2014_aarch64")
     index.add(*(wheel("torch", "2.0.0", tag=tag) for tag in tags), wheel("torchvision", "0.15.1", ("torch==2.0.0",)))
     required = [Requirement(text) for text in catalog.metadata()[0]["requires-dist"]]

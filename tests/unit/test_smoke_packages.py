@@ -1,4 +1,4 @@
-"""What the smoke test tries beside a training, and how it judges what fails: nothing here needs an engine."""
+"""Test what is tried beside a training, and how failures are judged: nothing here needs an engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from tests import workspaces
 
+from trainyard.common.errors import StepFailed
 from trainyard.image import installed_packages, recipes, smoke_packages
 from trainyard.image.smoke_packages import Finding
+from trainyard.spec import yaml_source
 from trainyard.spec.model import Spec, load
 
 Install = Callable[..., None]
@@ -60,7 +62,9 @@ def install(tmp_path: Path) -> Install:
 def check(tmp_path: Path) -> Check:
     """Run the program as the container does, in an environment that has what was installed and nothing else."""
 
-    def checked(packages: list[str], named: list[str] = [], skip: list[dict[str, str]] = []) -> dict[str, Any]:  # noqa: B006
+    def checked(
+        packages: Sequence[str], named: Sequence[str] = (), skip: Sequence[dict[str, str]] = ()
+    ) -> dict[str, Any]:
         variables = os.environ | {
             "PYTHONPATH": str(tmp_path / "site"),
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
@@ -158,6 +162,34 @@ def test_a_crash_is_told_with_what_was_being_imported(install: Install, check: C
 
 def test_it_supports_the_oldest_python_of_a_base() -> None:
     ast.parse(Path(installed_packages.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_what_is_left_out_has_a_reason_and_names_a_script_a_package_or_a_group() -> None:
+    rows = yaml_source.plain(yaml_source.read(smoke_packages._LEFT_OUT))["left_out"]
+    keys = {tuple(sorted(row.keys() - {"reason"})) for row in rows}
+    assert all(row["reason"] for row in rows) and keys <= {("package", "script"), ("package",), ("group",)}
+
+
+class Silent(smoke_packages.Beside):
+    """Give no result, as a container that is killed does."""
+
+    def start(self, sandbox: Any) -> None:
+        self._sandbox, self._container = sandbox, None  # type: ignore[assignment]
+
+    def _printed(self, container: Any) -> dict[str, Any]:
+        raise StepFailed("no result")
+
+
+def test_a_test_without_a_result_fails_a_target_and_is_a_note_on_a_repository() -> None:
+    target = recipes.make(load("tf-cpu"))
+    for recipe in (target, target.model_copy(update={"extends": "tf-cpu"})):
+        beside = Silent(recipe, None)  # type: ignore[arg-type]
+        beside.start(object())
+        if recipe.is_repository:
+            assert beside.result() == ({}, ["no result"])
+        else:
+            with pytest.raises(StepFailed, match="no result"):
+                beside.result()
 
 
 CERTAIN = "ModuleNotFoundError: No module named 'x'"

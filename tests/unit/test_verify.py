@@ -846,6 +846,13 @@ def test_every_rule_has_a_fault_that_it_finds() -> None:
     assert {rule.id for rule in rules.RULES} == {fault[1] for fault in FAULTS} | elsewhere
 
 
+def test_a_package_that_requires_tensorflow_has_it_where_tensorflow_cpu_is_installed() -> None:
+    image = good("tf-cpu")
+    package = Distribution("tf-keras", "2.21.0", "/opt/venv", ("tensorflow>=2.21,<2.22",), 10**6)
+    image = changed(image, inside=dataclasses.replace(image.inside, packages=(*image.inside.packages, package)))
+    assert not rules.check(image)["requirements_are_met"]
+
+
 @pytest.mark.parametrize(
     ("libtpu", "words"), [("0.0.50", "is 0.0.50; torch_xla 2.9.0 needs libtpu==0.0.21"), (None, "not installed")]
 )

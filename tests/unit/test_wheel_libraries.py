@@ -165,7 +165,7 @@ def test_a_library_of_nvidia_has_the_version_of_its_wheel_and_no_other_has() -> 
 
 
 def test_the_sbom_in_a_wheel_comes_first() -> None:
-    """What it has as optional may be absent (pillow's has libimagequant): then a file has to show that it is there."""
+    """Take what is optional, and may be absent, only if a file shows that it is there (pillow's libimagequant)."""
     files = {
         "demo.libs/libXau-154567c4.so.6.0.0": binary(),
         "demo.libs/libfreetype-57f805ba.so.6.20.6": binary(),

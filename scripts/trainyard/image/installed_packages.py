@@ -45,7 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Modules that no extra brings: setuptools and Python had them.
 _GONE = ("pkg_resources", "distutils", "imp")
 
-#: Top-level folders that wheels install by mistake, and that nobody imports.
+#: Top-level modules that are in wheels by mistake.
 _NOT_MODULES = frozenset(
     {"test", "tests", "testing", "docs", "doc", "examples", "example", "benchmarks", "scripts", "setup", "conftest"}
 )
@@ -194,7 +194,7 @@ def try_package(name: str, groups: list[str], said: str, *, imports: bool) -> No
 
 
 def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[str, str]]:
-    """Return what :func:`try_package` tried in a process of its own, and why it failed."""
+    """Run :func:`try_package` in a subprocess, and return each step with its error, empty if it succeeded."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
         request = json.dumps({"package": name, "groups": groups, "imports": imports, "said": said.name})
         status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
@@ -265,9 +265,9 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         if why and not is_optional(known[name], kind, why)
     ]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    requires = sorted({text for each in known.values() for text in each.requires})
+    requires = sorted({text for each in known.values() for text in each.requires}) if findings else []
     seconds = round(used.ru_utime + used.ru_stime, 1)
-    return {**counts, "cpu_seconds": seconds, "findings": findings, "requires": requires if findings else []}
+    return {**counts, "cpu_seconds": seconds, "findings": findings, "requires": requires}
 
 
 def main() -> None:

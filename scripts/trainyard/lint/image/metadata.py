@@ -193,13 +193,15 @@ def requirements_are_met(image: Evidence) -> Iterator[Finding]:
     """Each package has what it requires, in a version that it takes (what `pip check` looks at)."""
     recipe = image.required_recipe
     environment = markers.environment(recipe.base.python, recipe.architecture.machine)
-    # A repository may replace what packages require, with overrides and files of its own.
+    # A repository can override dependencies, as with uv's override-dependencies.
     severity = Severity.NOTE if recipe.is_repository or recipe.base.packages else Severity.REFUSE
     for name, distributions in image.installed.items():
         for text in distributions[0].requires:
             with contextlib.suppress(InvalidRequirement, InvalidVersion):  # of wheels from before PEP 440 and PEP 508
                 wanted = markers.requirement(text)
-                has = image.version(wanted.name) or _under_another_name(image, wanted.name)
+                # tensorflow-cpu is installed where tensorflow is required.
+                builds = (one for one in recipe.framework.packages if one.startswith(f"{wanted.name}-"))
+                has = next(filter(None, map(image.version, (wanted.name, *builds))), None)
                 if wanted.marker and not wanted.marker.evaluate(environment):
                     continue
                 if has is not None and wanted.specifier.contains(has, prereleases=True):
@@ -208,12 +210,6 @@ def requirements_are_met(image: Evidence) -> Iterator[Finding]:
                 why = "it was not made for that, and may fail where it uses it"
                 where = f"package {name} {distributions[0].version}"
                 yield Finding(where, what, why, image.package_remediation, severity)
-
-
-def _under_another_name(image: Evidence, name: str) -> str | None:
-    """Return the version of a package's build under another name, such as tensorflow-cpu; None if there is none."""
-    others = (f"{name}-{build}" for build in ("cpu", "gpu", "tpu", "headless"))
-    return next(filter(None, map(image.version, others)), None)
 
 
 def _in_code(image: Evidence, package: str) -> bool:
