@@ -253,3 +253,15 @@ def test_interactive_shells_get_the_path_and_the_name_of_the_image(step: Step) -
         "\nexport PATH=/opt/venv/bin:$PATH\n" in texts["profile.d/trainyard.sh"]
         and "@" not in texts["profile.d/trainyard.sh"]
     )
+
+
+def test_the_line_in_the_place_of_pip_can_be_copied_into_a_dockerfile(tmp_path: Path) -> None:
+    """Take another name, so that a pip of this machine is not started."""
+    program = tmp_path / "pip0"
+    program.write_bytes((STEPS / "site" / "pip.sh").read_bytes())
+    done = subprocess.run(
+        ["sh", str(program), "install", "numpy<2", "einops"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.startswith("pip0: not in this image: ")
+    assert done.stderr.endswith(" uv --no-cache pip install 'numpy<2' einops\n")

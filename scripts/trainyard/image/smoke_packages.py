@@ -28,13 +28,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from trainyard.common import settings
+from trainyard.common import settings, stages
 from trainyard.common.context import Context
 from trainyard.common.errors import StepFailed
 from trainyard.image import smoke_containers
 from trainyard.image.smoke_containers import FOLDER, SmokeSandbox
 from trainyard.recipe import Recipe
-from trainyard.sandbox.containers import lines_of, watch
+from trainyard.sandbox.containers import lines_of, wait
 from trainyard.spec import markers, yaml_source
 from trainyard.spec.catalog import bases, packages_with
 from trainyard.workspace import import_names
@@ -172,7 +172,8 @@ class Beside:
         )  # fmt: skip
 
     def _printed(self, container: Container) -> dict[str, Any]:
-        status = watch(container, _LIMIT, "console scripts and modules beside the training")
+        stages.now("console scripts, modules and entry points")
+        status = wait(container, _LIMIT)
         lines = lines_of(container)
         for line in reversed(lines) if status == 0 else ():
             with contextlib.suppress(ValueError):
