@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from tests import plans
 
 from trainyard.common import settings
@@ -263,6 +264,26 @@ def test_a_pinned_libtpu_that_tensorflow_aborts_with_is_refused(write_spec: Writ
 def test_every_conflict_has_a_source_and_says_when_it_can_be_removed() -> None:
     for name, entry in catalog.conflicts().items():
         assert entry.source and entry.until and entry.reason, name
+
+
+@pytest.mark.parametrize(
+    ("name", "conflicting", "fitting"),
+    [
+        ("tensorboard-setuptools", {"tensorboard": "2.20.0", "setuptools": "82.0.0"}, {"setuptools": "81.0.0"}),
+        ("jax-cuda12-plugin", {"jaxlib": "0.8.0", "jax-cuda12-plugin": "0.7.2"}, {"jax-cuda12-plugin": "0.8.0"}),
+        ("jax-cuda13-plugin", {"jaxlib": "0.8.0", "jax-cuda13-plugin": "0.7.2"}, {"jax-cuda13-plugin": "0.8.0"}),
+        ("torchaudio-2.11", {"torch": "2.8.0", "torchaudio": "2.11.0"}, {"torchaudio": "2.8.0"}),
+    ],
+)
+def test_a_lock_is_resolved_with_the_constraint_of_a_conflict(
+    name: str, conflicting: dict[str, str], fitting: dict[str, str]
+) -> None:
+    conflict = catalog.conflicts()[name]
+    assert conflict.holds(conflicting, "3.13")
+    assert not conflict.holds(conflicting | fitting, "3.13")
+    constraint = Requirement(conflict.constraint.format_map(conflicting))
+    assert constraint.specifier.contains(fitting[constraint.name])
+    assert not constraint.specifier.contains(conflicting[constraint.name])
 
 
 def test_tensorflow_and_torch_xla_share_a_libtpu_and_are_not_refused(write_spec: WriteSpec) -> None:

@@ -325,6 +325,19 @@ def test_a_version_that_was_withdrawn_is_said_to_be(jax: Write, index: PackageIn
     )
 
 
+def test_a_pinned_version_that_was_withdrawn_is_locked_with_one_warning(
+    jax: Write, index: PackageIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """uv takes a version that is pinned exactly, as PEP 592 asks for."""
+    index.add(old := wheel("gone", "2.5.0"), wheel("gone", "2.6.0"))
+    index.yanked[old[0]] = "for security"
+    spec = jax("gone==2.5.0")
+    relock(spec)
+    assert versions(spec)["gone"] == "2.5.0"
+    warning = f"WARNING: {spec.target}: gone 2.5.0 is yanked (for security): pin another\n"
+    assert capsys.readouterr().err == warning
+
+
 def test_the_framework_is_present_under_each_of_tensorflows_names(write: Write) -> None:
     """keras-things asks for 'tensorflow', which would overwrite the files of the image's tensorflow-cpu."""
     spec = write("tensorflow>=2.10\nkeras-things\n")

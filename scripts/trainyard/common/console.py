@@ -81,11 +81,12 @@ class Messages(logging.Handler):
 
     The records of :mod:`trainyard.common.stages` begin and end a line that moves, on a terminal.
 
-    Commands that a message names in quotes are those that the user can type.
+    Commands that a message names in quotes are those that the user can type. A warning is shown once.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._warned: set[str] = set()
         self._moving: Progress | None = None
 
     def __enter__(self) -> Messages:
@@ -103,6 +104,10 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, a warning or an error in one line, or begin, change or end the moving line."""
         text = visible(record.getMessage()).replace("\n", "\\n" if record.levelno >= logging.WARNING else "\n")
+        if record.levelno == logging.WARNING:
+            if text in self._warned:
+                return
+            self._warned.add(text)
         if record.levelno > NOW:
             text = f"WARNING: {text}" if record.levelno == logging.WARNING else text
             text = _COMMAND.sub(rf"\1{settings.program()} ", text)

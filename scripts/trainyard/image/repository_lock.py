@@ -574,7 +574,8 @@ def _asked_frameworks(
     chosen = versions(pin for every in found[DEFAULT].values() for pin in every)
     if reasons[0].text == framework_choice.MOVED:
         other = [f"{name} {one}" for name, one in chosen.items() if targets[0].versions.get(name, one) != one]
-        logger.info(f"{spec.target}: what the framework needs is {', '.join(other)}, as the requirements ask for")
+        if other:
+            logger.info(f"{spec.target}: what the framework needs is {', '.join(other)}, as the requirements ask for")
         return found
     shown = ", ".join(
         f"{name} {chosen[name]}" for name in dict.fromkeys(line.name for line in (*lines, *reasons)) if name in chosen

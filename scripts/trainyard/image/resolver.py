@@ -62,6 +62,9 @@ _VARIABLES = re.compile(
 #: The folder in which the Python of :func:`_python` leaves the PKG-INFO of a source distribution.
 _UNTOLD = "TRAINYARD_UNTOLD"
 
+#: uv's warning about a version that its index withdraws: https://peps.python.org/pep-0592/
+_YANKED = re.compile(r"^warning: `(\S+)==(\S+)` is yanked(?: \(reason: \"(.*)\"\))?", re.MULTILINE)
+
 #: What that Python runs. A source distribution without PKG-INFO is in NAME/VERSION/REVISION/src of uv's cache.
 _NO_BUILDS = f"""
 import os, pathlib, shutil, sys
@@ -205,7 +208,7 @@ class Project:
             self._write(here)
             if self.preferred:
                 (here / _output(arguments)).write_text(self.preferred, encoding="utf-8")
-            command = [*settings.UV, "pip", "compile", "--quiet", "pyproject.toml", *arguments]
+            command = [*settings.UV, "pip", "compile", "--no-progress", "pyproject.toml", *arguments]
             command += ["--python-version", self.python]
             command += ["--python", f"{_python().name}/bin/python", "--no-build-isolation"]
             if self.offline:
@@ -213,6 +216,8 @@ class Project:
             environment = self._environment(here)
             done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
             if not done.returncode:
+                for name, version, why in _YANKED.findall(done.stderr):
+                    logger.warning(f"{self.target}: {name} {version} is yanked{why and f' ({why})'}: pin another")
                 return (here / _output(arguments)).read_text(encoding="utf-8")
             untold = _pkg_info(here / "untold" / "PKG-INFO")
             told = [(one.get("name"), one.get("version")) for one in self.options.get("dependency-metadata", [])]
