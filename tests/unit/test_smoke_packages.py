@@ -88,6 +88,7 @@ ARGUMENTS = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_a
         ("def main():\n    print('usage: tool FILE')\n    return 2\n", ""),
         ("def main():\n    import sys\n    print(open(sys.argv[1]).read())\n", ""),
         ("def main():\n    import sys\n    assert sys.argv[1] == '--version'\n    print('tool 1.0')\n", ""),
+        ("def main():\n    raise KeyError(\"unknown option 'help'\")\n", ""),
         ("def main():\n    raise RuntimeError('to use it, please install \"tool[cli]\"')\n", ""),
         ("def main():\n    import rich_cli\n", ""),
         ("def main():\n    import sys\n    assert sys.argv[1] == '--version' or [].help\n",
@@ -98,8 +99,8 @@ ARGUMENTS = "import argparse\ndef main():\n    argparse.ArgumentParser().parse_a
         ("def main():\n    print('\\x1b[31mboom\\n\\x1b[0m')\n    return 3\n", "boom"),
     ],
     ids=[
-        "help", "usage", "a file", "version", "an extra", "of an extra", "help alone", "module", "attribute", "crash",
-        "status",
+        "help", "usage", "a file", "version", "no help", "an extra", "of an extra", "help alone", "module", "attribute",
+        "crash", "status",
     ],
 )  # fmt: skip
 def test_a_console_script_starts_or_the_reason_is_told(source: str, why: str, install: Install, check: Check) -> None:

@@ -110,12 +110,13 @@ def start_script(name: str) -> str:
             return str(error)
         if late or (_TRACEBACK not in text and (not status or (status > 0 and _USAGE.search(text)))):
             return ""
-        # It takes the word for a file or a value, and has begun to work.
-        if status > 0 and argument in reason(text, status):
-            return ""
-        first = first or reason(text, status)
+        why = reason(text, status)
+        first = first or why
         if _BROKEN.match(first):
             break
+        # It has begun to work: it takes the word for a file or a value, or has no such option.
+        if status > 0 and (argument in why or f"option '{argument.lstrip('-')}'" in why):
+            return ""
     return first
 
 
