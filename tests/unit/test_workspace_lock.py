@@ -314,6 +314,23 @@ def test_two_builds_of_cudnn_that_overwrite_each_other_are_refused(jax: Write, i
         relock(jax("nvidia-cudnn-cu12\nnvidia-cudnn-cu13"))
 
 
+def test_the_framework_has_the_cudnn_of_a_requirement_rather_than_two(
+    write: Write, index: PackageIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older version of the requirement fits the framework's cuDNN, as it asks for that of another CUDA."""
+    locked = model.load("jax-gpu", "amd64").locked().versions
+    index.add(*(wheel(name, version) for name, version in locked.items() if name != "jax"))
+    index.add(wheel("jax", locked["jax"], ("nvidia-cudnn-cu13>=9",)))
+    index.add(wheel("nvidia-cudnn-cu12", "9.1"), wheel("nvidia-cudnn-cu13", "9.2"))
+    index.add(wheel("late", "1", ("nvidia-cudnn-cu12==9.1",)), wheel("late", "2", ("nvidia-cudnn-cu13==9.2",)))
+    spec = write("late\n", extends="jax-gpu")
+    relock(spec)
+    have = versions(spec)
+    assert (have["late"], have["jax"], have["nvidia-cudnn-cu13"]) == ("2", locked["jax"], "9.2")
+    assert "nvidia-cudnn-cu12" not in have
+    assert "what the framework needs is nvidia-cudnn-cu13 9.2, as the requirements ask for" in caplog.text
+
+
 def test_a_version_that_was_withdrawn_is_said_to_be(jax: Write, index: PackageIndex) -> None:
     index.add(old := wheel("gone", "2.5.0"), wheel("gone", "2.6.0"))
     index.yanked[old[0]] = "for security"

@@ -12,17 +12,13 @@ from contextlib import contextmanager
 
 from trainyard.common.errors import UserError
 from trainyard.image.resolution import Request, Unfit
-from trainyard.image.resolver import NAME, Failed
+from trainyard.image.resolver import NAME, Failed, NoSolution
 from trainyard.workspace.lines import Line
 
 logger = logging.getLogger(__name__)
 
 #: Letters of a reason up to which all its steps are shown.
 _LONG = 700
-
-
-class NoSolution(UserError):
-    """Tell that requirements contradict each other, or what the image has."""
 
 
 @contextmanager

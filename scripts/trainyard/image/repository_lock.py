@@ -28,9 +28,9 @@ from trainyard.image import (
     resolution,
 )
 from trainyard.image import framework_contradictions as contradictions
-from trainyard.image.explanation import NoSolution, explained
+from trainyard.image.explanation import explained
 from trainyard.image.resolution import Request, Resolution, Resolved, versions_of
-from trainyard.image.resolver import Failed, check_conflicts, default_index, pins
+from trainyard.image.resolver import Failed, NoSolution, check_conflicts, default_index, pins
 from trainyard.spec import framework, markers, matrix, model, pylock, state
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.lock import DEFAULT, Lock, Locked, Origin, Pin, Unreadable, ordered, versions

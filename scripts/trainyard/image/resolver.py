@@ -94,6 +94,10 @@ def _python() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
+class NoSolution(UserError):
+    """Tell that requirements contradict each other, or what the image has."""
+
+
 class Failed(StepFailed):
     """Tell that uv failed.
 
@@ -325,8 +329,8 @@ def check_conflicts(spec: Spec, versions: Mapping[str, str]) -> None:
     """Check versions (canonical name -> version) against images/conflicts.yaml.
 
     Raises:
-        UserError: they cannot share an image; the message gives the reason.
+        NoSolution: they cannot share an image; the message gives the reason.
     """
     reason = conflict(versions, spec.python_version)
     if reason:
-        raise UserError(f"{spec.where}: {reason}")
+        raise NoSolution(f"{spec.where}: {reason}")
