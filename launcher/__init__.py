@@ -14,7 +14,9 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     wait       the loop that waits for a TPU node
     tpu_vm     TPUs attached to this host: accelerator types, worker lists, bounds
     xrt        the variables of torch_xla's old runtime
-    cluster    rank of this node, number of nodes, address of node 0
+    sources    the table of what says who this node is: variables, what they count, where that is documented
+    readers    what reads its rows
+    cluster    rank of this node, number of nodes, address of node 0: the first row that has them
     exports    variables to set and to unset, and warnings, from runtime and cluster
     processes  how many processes this node starts, and the coordinates of each
     torchrun   the command under torchrun, for elastic jobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher import address
 from launcher.settings import integer, text
 
 TYPE_CHECKING = False
@@ -25,15 +26,11 @@ class Task:
             nodes had as many processes, and not exported.
     """
 
-    __slots__ = ("local_rank", "local_world_size", "nodes_known", "rank", "world_size")
-
     def __init__(
         self, rank: int, world_size: int, local_rank: int, local_world_size: int, nodes_known: bool = True
     ) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.local_rank = local_rank
-        self.local_world_size = local_world_size
+        self.rank, self.world_size = rank, world_size
+        self.local_rank, self.local_world_size = local_rank, local_world_size
         self.nodes_known = nodes_known
 
 
@@ -55,22 +52,6 @@ class Cluster:
         recounted: RANK and WORLD_SIZE are set, count replicas outside the training world, and are replaced (R13.17).
     """
 
-    __slots__ = (
-        "given",
-        "hosts",
-        "master_addr",
-        "master_port",
-        "nnodes",
-        "node_rank",
-        "recounted",
-        "role",
-        "source",
-        "task",
-        "task_index",
-        "trial",
-        "warnings",
-    )
-
     def __init__(
         self,
         source: str,
@@ -81,19 +62,13 @@ class Cluster:
         role: str = "",
         task: Task | None = None,
     ) -> None:
-        self.source = source
         leads = task.rank == 0 if task else not node_rank
-        self.role = role or ("master" if leads else "worker")
-        self.node_rank = node_rank
-        self.nnodes = nnodes
-        self.master_addr = master_addr
-        self.master_port = master_port
+        self.source, self.role = source, role or ("master" if leads else "worker")
+        self.node_rank, self.nnodes, self.task = node_rank, nnodes, task
+        self.master_addr, self.master_port = master_addr, master_port
         self.hosts: dict[str, list[str]] = {}
-        self.task_index = 0
-        self.trial = ""
-        self.given = False
-        self.task = task
-        self.recounted = False
+        self.task_index, self.trial = 0, ""
+        self.given = self.recounted = False
         self.warnings: list[str] = []
 
 
@@ -106,3 +81,23 @@ def master_port(env: Mapping[str, str], name: str = "MASTER_PORT") -> int:
     """The port in a variable; 0 if it is unset. Raises LaunchError (2) if it is not a port."""
     word = text(env, name)
     return integer(name, word, 1, 65535) if word else 0
+
+
+def number(env: Mapping[str, str], name: str, default: int = 0, digits: int = 7) -> int:
+    """A count or rank from a variable of another program; other words ("auto", "gpu") count as unset."""
+    word = text(env, name)
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= digits else default
+
+
+def coordinator(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port of JAX's coordinator as they are set (R13.25); "" and 0 if they are not.
+
+    XPK sets JAX_COORDINATOR_ADDRESS without a port and JAX_COORDINATOR_PORT; Kubeflow sets the port in both.
+
+    Raises:
+        LaunchError: (2) if the address or the port is invalid.
+    """
+    if not text(env, "JAX_COORDINATOR_ADDRESS"):
+        return "", 0
+    host, port = address.split("JAX_COORDINATOR_ADDRESS", text(env, "JAX_COORDINATOR_ADDRESS"))
+    return host, port or master_port(env, "JAX_COORDINATOR_PORT")

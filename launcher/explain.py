@@ -5,10 +5,10 @@ The form of the JSON is documented in docs/launcher.md and tested by tests/unit/
 
 from __future__ import annotations
 
-from launcher import cluster as clusters
 from launcher.address import join
 from launcher.redact import HIDDEN, shown, shown_command
 from launcher.runtime import RULES
+from launcher.sources import SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def signals(facts: Facts, decided: str = "") -> list[str]:
             mark = ""
         passed = passed or rule.name == decided
         lines.append(f"{rule.name}        {found} {mark}".rstrip())
-    present = [_signal(facts, name) for name in clusters.SIGNALS if facts.has(name)]
+    present = [_signal(facts, name) for name in SIGNALS if facts.has(name)]
     lines.append("cluster   " + ("; ".join(present) or "no cluster variable is set"))
     if facts.driver:
         from launcher import gpus

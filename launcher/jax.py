@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from launcher import versions
 from launcher.address import join, split
-from launcher.cluster import coordinator
-from launcher.coordinates import master_port
+from launcher.coordinates import coordinator, master_port
 from launcher.errors import LaunchError, config_error
 from launcher.processes import module
 from launcher.settings import text

@@ -102,13 +102,13 @@ def variables(sysroot: str) -> dict[str, str]:
     return found
 
 
-def read(sysroot: str, name: str) -> dict[str, object]:
-    """The object in a file of /opt/ml/input/config; {} without the file. Raises LaunchError (2) if it is invalid."""
+def read(sysroot: str, name: str, absent: type[OSError] = FileNotFoundError) -> dict[str, object]:
+    """The object in a file of /opt/ml/input/config; {} if it is absent. Raises LaunchError (2) if it is invalid."""
     path = f"{CONFIG}/{name}"
     try:
         with open(sysroot + path, "rb", opener=regular) as file:
             found = json.loads(file.read(MAX_FILE).decode("utf-8"))
-    except FileNotFoundError:
+    except absent:
         return {}
     except OSError as error:
         raise config_error(f"{path}: {error.strerror}; make it readable for this user") from None

@@ -5,9 +5,10 @@ Pure functions; `cloud` sends the requests, `wait` waits.
 
 from __future__ import annotations
 
+from launcher.address import is_host, port_number
 from launcher.errors import config_error
 from launcher.settings import text
-from launcher.xrt import NODE_PORT, is_host, port_number
+from launcher.xrt import NODE_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

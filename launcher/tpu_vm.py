@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.address import is_address, is_ipv6, without_port
+from launcher.address import is_address, is_host, is_ipv6, without_port
 from launcher.errors import config_error
 from launcher.host import regular
 from launcher.settings import integer, text
-from launcher.xrt import HOST_BOUNDS, is_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +13,32 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1 << 20
 NO = ("", "0", "false", "no", "off")  # values of a switch that mean no (R10.2)
+
+# Accelerator type -> TPU_HOST_BOUNDS: hosts of a slice along x, y, z, with four chips each. v2 and v3 from torch_xla's
+# table; v4 is the topology of the chips divided by a host's 2x2x1 (R3.3).
+HOST_BOUNDS = {
+    "v2-8": "1,1,1",
+    "v2-32": "2,2,1",
+    "v2-128": "4,4,1",
+    "v2-256": "4,8,1",
+    "v2-512": "8,8,1",
+    "v3-8": "1,1,1",
+    "v3-32": "2,2,1",
+    "v3-64": "2,4,1",
+    "v3-128": "4,4,1",
+    "v3-256": "4,8,1",
+    "v3-512": "8,8,1",
+    "v3-1024": "8,16,1",
+    "v3-2048": "16,16,1",
+    "v4-8": "1,1,1",
+    "v4-16": "1,1,2",
+    "v4-32": "1,1,4",
+    "v4-64": "1,2,4",
+    "v4-128": "2,2,4",
+    "v4-256": "2,2,8",
+    "v4-512": "2,4,8",
+    "v4-1024": "4,4,8",
+}
 
 
 class Slice:

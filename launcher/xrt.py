@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
+from launcher.address import is_host, port_number
 from launcher.errors import config_error
+from launcher.tpu_vm import HOST_BOUNDS
 
 NODE_PORT = 8470  # gRPC port of a TPU node (R11.1)
 VM_PORT = 51011  # XRT server of a TPU VM (R4.4)
 MESH_PORT = 8477  # XRT mesh service (R11.6)
 CONTROLLER_PORT = 8476  # TPU mesh controller of a slice of TPU VMs (R4.4)
-MAX_PORT = 65535
-
-# Accelerator type -> TPU_HOST_BOUNDS: hosts of a slice along x, y, z, with four chips each. v2 and v3 from torch_xla's
-# table; v4 is the topology of the chips divided by a host's 2x2x1 (R3.3).
-HOST_BOUNDS = {
-    "v2-8": "1,1,1",
-    "v2-32": "2,2,1",
-    "v2-128": "4,4,1",
-    "v2-256": "4,8,1",
-    "v2-512": "8,8,1",
-    "v3-8": "1,1,1",
-    "v3-32": "2,2,1",
-    "v3-64": "2,4,1",
-    "v3-128": "4,4,1",
-    "v3-256": "4,8,1",
-    "v3-512": "8,8,1",
-    "v3-1024": "8,16,1",
-    "v3-2048": "16,16,1",
-    "v4-8": "1,1,1",
-    "v4-16": "1,1,2",
-    "v4-32": "1,1,4",
-    "v4-64": "1,2,4",
-    "v4-128": "2,2,4",
-    "v4-256": "2,2,8",
-    "v4-512": "2,4,8",
-    "v4-1024": "4,4,8",
-}
-
-_HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-
-
-def is_host(word: str) -> bool:
-    """Whether a word is a host name or an IPv4 address that XRT's grammar allows: `[a-zA-Z0-9_\\-\\.]+` (R2.1)."""
-    return bool(word) and _HOST_CHARACTERS.issuperset(word)
-
-
-def port_number(word: str) -> int:
-    """The TCP port in a text; 0 if it is not one."""
-    if word.isascii() and word.isdigit() and len(word) <= 5 and 0 < int(word) <= MAX_PORT:
-        return int(word)
-    return 0
 
 
 def parse_config(value: str) -> list[tuple[str, int, str, int]]:

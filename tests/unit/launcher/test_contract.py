@@ -6,9 +6,9 @@ import re
 
 import pytest
 from launcher import errors
-from launcher.cluster import SOURCES
 from launcher.runtime import RULES
 from launcher.settings import VARIABLES
+from launcher.sources import SOURCES
 from launching import ROOT
 
 CONTRACT = (ROOT / "docs" / "launcher-contract.md").read_text(encoding="utf-8")
@@ -78,6 +78,13 @@ def test_the_table_of_coordinates_is_that_of_the_code() -> None:
         *((source.rule, tuple(source.signals), tuple(source.variables)) for source in SOURCES),
         ("R13.7", (), ()),
     ]
+
+
+def test_each_row_names_a_url_that_its_rule_cites() -> None:
+    urls = dict(re.findall(r'^\| <a id="([a-z0-9-]+)"></a>.*\]\((https://[^)\s]+)\) \|$', CONTRACT, re.MULTILINE))
+    for row in SOURCES:
+        cited = {urls[name] for name in re.findall(r"\]\(#([a-z0-9-]+)\)", sections()[row.rule]) if name in urls}
+        assert row.url in cited or (not row.url and row.own), row.rule
 
 
 def test_every_rule_names_its_source() -> None:

@@ -137,6 +137,6 @@ def test_files_in_the_current_folder_are_not_imported(machine: Machine, tmp_path
     assert subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, timeout=30).returncode == 0
 
 
-def test_schedulers_are_imported_only_for_their_variables(machine: Machine) -> None:
-    assert "launcher.schedulers" not in _imported(machine, {"JOB_COMPLETION_INDEX": "1"}, "--", "/bin/true")
-    assert "launcher.schedulers" in _imported(machine, TASK, "--", "/bin/true")
+def test_readers_of_coordinates_are_imported_only_for_their_variables(machine: Machine) -> None:
+    assert "launcher.readers" not in _imported(machine, {}, "--", "/bin/true")
+    assert "launcher.readers" in _imported(machine, TASK, "--", "/bin/true")

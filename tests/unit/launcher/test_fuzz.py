@@ -16,11 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher import cli, fetch
-from launcher.cluster import SOURCES, resolve
+from launcher.cluster import resolve
 from launcher.coordinates import Cluster
 from launcher.errors import LaunchError
-from launcher.schedulers import first_node
+from launcher.readers import first_node
 from launcher.settings import VARIABLES, Settings
+from launcher.sources import SOURCES
 from launcher.tpu_vm import slice_from_env
 from launching import cluster_spec
 from tests import environment

@@ -13,7 +13,7 @@ import pytest
 from launcher.cluster import resolve
 from launcher.coordinates import Cluster
 from launcher.errors import LaunchError
-from launcher.schedulers import first_node
+from launcher.readers import first_node
 from launcher.settings import Settings
 from launching import ROOT, Launch, Machine
 
