@@ -9,11 +9,9 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     image      framework and trainers of the image (/opt/trainyard/recipe.json)
     versions   the launcher's version; what each torch_xla release supports
     runtime    the accelerator runtime (rules R0 to R9, first match decides)
-    tpu_node   a TPU node: name, project, zone; meaning of an API response
-    cloud      metadata server, access tokens and the Cloud TPU API
-    wait       the loop that waits for a TPU node
+    fetch      HTTP requests
+    metadata   metadata server of Google Cloud
     tpu_vm     TPUs attached to this host: accelerator types, worker lists, bounds
-    xrt        the variables of torch_xla's old runtime
     sources    the table of what says who this node is: variables, what they count, where that is documented
     readers    what reads its rows
     cluster    rank of this node, number of nodes, address of node 0: the first row that has them
@@ -22,11 +20,14 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     torchrun   the command under torchrun, for elastic jobs
     process    exec, signals while waiting, termination log
     supervisor the processes that are started, their signals and exit statuses, duties of PID 1
-    preflight  tests of all nodes before the command
-    rendezvous connections of the nodes for these tests, and between pairs of them
     redact     removal of secrets from output
     tokens     the forms of tokens, which builds search for, too
     explain    the result as text and as JSON
+    sagemaker  what SageMaker's argument `train` starts
+    jax        what jax.distributed needs
+    gpus       driver and GPUs that the image can train on
+    tpu_node   (package) TPU nodes and XRT, imported on their variables
+    preflight  (package) tests of all nodes before the command, imported on request
     cli        arguments, and the order of the steps
 
 The launcher starts in about 17 ms. `typing`, `re`, `dataclasses`, `argparse` and `enum` would each take longer to

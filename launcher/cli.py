@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from launcher.image import Image
     from launcher.runtime import Decision
     from launcher.supervisor import Member
-    from launcher.tpu_node import Answer
 
 USAGE = """\
 usage: launch [OPTIONS] [TRAINER [ARGS...]]   run a trainer of this image (default: the image's default trainer)
@@ -310,7 +309,10 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     if not command and not arguments.mode:
         raise config_error(f"nothing to run: {RECIPE} has no default trainer; use `launch -- COMMAND`")
     decision = decide(facts)
-    exporting.refuse_tpu_node(facts, decision)
+    if decision.runtime == "tpu-node":
+        from launcher.tpu_node import rules
+
+        rules.refuse(facts, decision)
     if decision.runtime == "tpu-local":
         _complete_slice(facts, decision)
     cluster = clusters.resolve(env, settings, decision.slice, processes.starts_processes(command))
@@ -324,11 +326,18 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
     wrapped = torchrun.wrap(command, facts, cluster, nproc)
     if settings.nproc > 1 and nproc == 1:
         decision.warnings.append(_without_effect(facts, cluster))
-    endpoints = decision.node.endpoints if decision.node else []
-    accelerator_type = ""
-    if decision.node and decision.node.name:
-        answer = _wait(facts, decision, log)
+    node, accelerator_type, of_node = decision.node, "", None
+    endpoints = node.endpoints if node else []
+    if node and node.name:
+        from launcher.tpu_node import wait
+
+        name = node.name
+        answer = wait.run(facts, decision, log.info, lambda *end: _fail(f"{end[0]} for TPU {name!r}", end[1], env, log))
         endpoints, accelerator_type = answer.endpoints, answer.accelerator_type
+    if node and not decision.untouched:
+        from launcher.tpu_node import rules
+
+        of_node = rules.exporter(facts, node, cluster, endpoints, accelerator_type)
     gpus = facts.host.gpu_count(env) if decision.runtime == "gpu" else 1
     one_process = not wrapped and nproc == 1 and (gpus <= 1 or settings.nproc == 1)
     started = wrapped or nproc > 1 or cluster.given or cluster.task or facts.has("LOCAL_RANK")
@@ -339,7 +348,7 @@ def _resolve(arguments: Arguments, facts: Facts, log: Log) -> Report:
             f"set LAUNCHER_NPROC={gpus} to start one process per GPU, or unset them if the command starts its own "
             "processes"
         )
-    exports = exporting.plan(facts, decision, cluster, endpoints, accelerator_type, one_process, nproc)
+    exports = exporting.plan(facts, decision, cluster, of_node, one_process, nproc)
     exporting.tf_config(exports, facts, decision, cluster)
     if arguments.on_sagemaker:
         from launcher import sagemaker
@@ -366,8 +375,8 @@ def _complete_slice(facts: Facts, decision: Decision) -> None:
     reads = facts.image.may_be("torch_xla", "torch_tpu", "jax")
     if known or not facts.tpu_chips or skips_metadata(facts.env) or not reads:
         return
-    from launcher.cloud import METADATA_ADDRESS, PROBE_TIMEOUT, Metadata, tpu_vm_attributes
     from launcher.fetch import FetchError
+    from launcher.metadata import METADATA_ADDRESS, PROBE_TIMEOUT, Metadata, tpu_vm_attributes
     from launcher.tpu_vm import slice_from_metadata
 
     metadata = Metadata(facts.settings.metadata_host or METADATA_ADDRESS, PROBE_TIMEOUT)
@@ -390,10 +399,7 @@ def _check_gpus(facts: Facts, decision: Decision, cluster: Cluster, log: Log) ->
     if gpus.hidden(facts.env, facts.host):
         return
 
-    def report_signal(reason: str, status: int) -> None:
-        _fail(f"{reason} for the NVIDIA driver", status, facts.env, log)
-
-    with process.ExitOnSignal(report_signal):
+    with process.ExitOnSignal(lambda *end: _fail(f"{end[0]} for the NVIDIA driver", end[1], facts.env, log)):
         facts.driver = gpus.ask(facts.host, facts.env, facts.image)
     # A rehearsal trains on the CPU, a process outside the training world does not train, and R1 and R2 are the user's
     # own configuration of the runtime.
@@ -404,36 +410,6 @@ def _check_gpus(facts: Facts, decision: Decision, cluster: Cluster, log: Log) ->
         if not facts.settings.preflight:
             raise
         facts.problems.append(error.message)  # the other nodes learn of it, too (R17.2)
-
-
-def _wait(facts: Facts, decision: Decision, log: Log) -> Answer:
-    """Wait for the TPU node (R12)."""
-    import time
-
-    from launcher.cloud import Metadata, NodeClient, Tokens, google_auth_token
-    from launcher.wait import wait_for_node
-
-    settings, env = facts.settings, facts.env
-    node = decision.node
-    assert node is not None
-    metadata = Metadata(settings.metadata_host)
-    tokens = Tokens(metadata, lambda: google_auth_token(facts.image, env))
-    client = NodeClient(node, settings, metadata, tokens)
-
-    def report_signal(reason: str, status: int) -> None:
-        _fail(f"{reason} for TPU {node.name!r}", status, env, log)
-
-    with process.ExitOnSignal(report_signal):
-        answer = wait_for_node(client, settings, time.sleep, time.monotonic, _random, log.info)
-    decision.warnings.extend(client.warnings)
-    if answer.health not in ("", "HEALTHY", "HEALTH_UNSPECIFIED"):
-        decision.warnings.append(f"TPU {node.name!r} is READY, but its health is {answer.health}")
-    return answer
-
-
-def _random() -> float:
-    """A uniform random number in [0, 1), without the 5 ms that importing `random` takes."""
-    return int.from_bytes(os.urandom(4), "big") / 2**32
 
 
 def _print(report: Report, arguments: Arguments, log: Log) -> None:
@@ -505,11 +481,7 @@ def _wait_for_node_0(report: Report, settings: Settings, env: Mapping[str, str],
     import time
 
     what = f"JAX's coordinator at {join(host, port)}" if bound else f"the name of node 0, {cluster.master_addr!r}"
-
-    def report_signal(reason: str, status: int) -> None:
-        _fail(f"{reason} for {what}", status, facts.env, log)
-
-    with process.ExitOnSignal(report_signal):
+    with process.ExitOnSignal(lambda *end: _fail(f"{end[0]} for {what}", end[1], facts.env, log)):
         if bound:
             problem = process.wait_for_port(host, port, bound, time.sleep, time.monotonic)
         elif process.wait_for_name(cluster.master_addr, settings.dns_timeout, time.sleep, time.monotonic):
@@ -533,10 +505,10 @@ def _wait_for_node_0(report: Report, settings: Settings, env: Mapping[str, str],
 def _start(report: Report, settings: Settings, log: Log) -> int:
     trainers_env = report.exports.apply()
     if settings.preflight:
-        from launcher import preflight
+        from launcher.preflight import nodes
 
         env = report.facts.env
-        preflight.run(report, trainers_env, log.info, lambda reason, status: _fail(reason, status, env, log))
+        nodes.run(report, trainers_env, log.info, lambda reason, status: _fail(reason, status, env, log))
     _wait_for_node_0(report, settings, trainers_env, log)
     init = process.is_init()
     if not init and report.nproc == 1 and not report.torchrun:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.coordinates import Cluster
     from launcher.exports import Exports
     from launcher.runtime import Decision, Facts
-    from launcher.tpu_node import Endpoint
+    from launcher.tpu_node.node import Endpoint
 
 LINE = 110  # maximum characters of a line with several exports
 # The members of JSON objects that the launcher reads. Others may hold secrets, such as the arguments of a job (R16.2).

@@ -5,19 +5,16 @@ A variable that has a value is not overwritten, with the exceptions of R10.2.
 
 from __future__ import annotations
 
-from launcher import tpu_vm, versions, xrt
+from launcher import tpu_vm, versions
 from launcher.address import without_port
-from launcher.errors import LaunchError, config_error
-from launcher.runtime import WITHOUT_NODES, names_addresses
 from launcher.settings import text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Mapping
+    from typing import Callable, Mapping
 
     from launcher.coordinates import Cluster, Task
     from launcher.runtime import Decision, Facts
-    from launcher.tpu_node import Endpoint, Node
     from launcher.tpu_vm import Slice
 
 # torch_xla sets these for each process it starts, and only if they are unset: a value for the whole host breaks every
@@ -92,8 +89,7 @@ def plan(
     facts: Facts,
     decision: Decision,
     cluster: Cluster,
-    endpoints: list[Endpoint],
-    accelerator_type: str = "",
+    of_node: Callable[[Exports], None] | None = None,
     one_process: bool = True,
     nproc: int = 1,
 ) -> Exports:
@@ -103,8 +99,7 @@ def plan(
         facts: environment, machine, image and settings.
         decision: the runtime; its slice may come from the metadata server (R4.2).
         cluster: the coordinates.
-        endpoints: addresses of the TPU workers; [] without a TPU node.
-        accelerator_type: that of the TPU node; "" if unknown.
+        of_node: exports what a TPU node needs (R11); None without one.
         one_process: the trainer is exec'ed as the only process of this node.
         nproc: number of processes that the launcher starts on this node.
 
@@ -114,8 +109,8 @@ def plan(
     exports = Exports(facts.env, facts.settings.force)
     for message in decision.warnings + cluster.warnings:
         exports.warn(message)
-    if decision.runtime == "tpu-node" and decision.node and not decision.untouched:
-        _tpu_node(exports, facts, decision.node, cluster, endpoints, accelerator_type)
+    if of_node:
+        of_node(exports)
     elif decision.runtime == "tpu-local":
         _tpu_local(exports, facts, decision, cluster)
     elif decision.runtime == "gpu" and not decision.untouched:
@@ -136,94 +131,8 @@ def plan(
     return exports
 
 
-def refuse_tpu_node(facts: Facts, decision: Decision) -> None:
-    """Fail before the wait if this image cannot use a TPU node (R11.4).
-
-    TPU nodes need XRT, which was removed in torch_xla 2.1 and is not part of torch_tpu and torch. In a rehearsal this
-    is a warning. For plain torch and JAX only a requested TPU node arrives here; `decide` passes over a detected one.
-
-    Raises:
-        LaunchError: (2) with the alternatives.
-    """
-    image = facts.image
-    if decision.runtime != "tpu-node" or decision.untouched:
-        return
-    if image.framework in WITHOUT_NODES:
-        message = f"{decision.why} {WITHOUT_NODES[image.framework]}"
-    elif image.framework == "torch_tpu" or (image.framework == "torch_xla" and not versions.has_xrt(image.version)):
-        message = (
-            f"{decision.why} names a TPU node, which needs XRT, but {image.framework} {image.version} has no XRT "
-            "(removed in torch_xla 2.1): use a TPU VM, or an image with torch_xla <= 2.0"
-        )
-    else:
-        return
-    if not facts.settings.rehearse:
-        raise config_error(message)
-    decision.warnings.append(message)
-
-
 def _has_pjrt(facts: Facts) -> bool:
     return facts.image.may_be("torch_xla") and versions.has_pjrt(facts.image.version)
-
-
-def _tpu_node(
-    exports: Exports,
-    facts: Facts,
-    node: Node,
-    cluster: Cluster,
-    endpoints: list[Endpoint],
-    accelerator_type: str,
-) -> None:
-    """Exports for a TPU node (R11.5 to R11.7)."""
-    image = facts.image
-    first = endpoints[0]
-    if image.may_be("torch", "torch_xla", "torch_tpu"):
-        if len(endpoints) == 1:
-            exports.default("XRT_TPU_CONFIG", xrt.single(first.host, first.port))
-        else:
-            _xrt_pod(exports, facts, cluster, endpoints, accelerator_type)
-    exports.default("TPU_IP_ADDRESS", first.host)
-    if node.name:
-        exports.default("TPU_NODE_NAME", node.name)
-    address = f"grpc://{first}"
-    if not image.may_be("tensorflow"):
-        exports.default("TPU_NAME", node.name or address)
-        return
-    every = ",".join(f"grpc://{endpoint}" for endpoint in endpoints)
-    kube = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
-    if node.source == kube and not node.had_scheme:
-        # TensorFlow reads this variable first and would look its value up as the name of a node (R11.7).
-        exports.unset(kube)
-        exports.replace("TPU_NAME", every)
-        return
-    if not names_addresses(text(facts.env, "TPU_NAME")) and (node.source != kube or not text(facts.env, "TPU_NAME")):
-        exports.replace("TPU_NAME", address)
-    if len(endpoints) > 1:
-        exports.default(kube, every)
-    else:
-        _unset_if_blank(exports, facts, kube)
-
-
-def _xrt_pod(
-    exports: Exports, facts: Facts, cluster: Cluster, endpoints: list[Endpoint], accelerator_type: str
-) -> None:
-    if cluster.node_rank is None:
-        return
-    try:
-        variables = xrt.pod(
-            [(endpoint.host, endpoint.port) for endpoint in endpoints],
-            cluster.nnodes,
-            cluster.master_addr,
-            cluster.node_rank,
-            xrt.cores_per_host(accelerator_type),
-            on_vm=False,
-        )
-    except LaunchError as error:
-        if facts.image.framework == "torch_xla" and not facts.settings.rehearse:
-            raise
-        exports.warn(error.message)
-        return
-    exports.defaults(variables)
 
 
 def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Cluster) -> None:
@@ -235,7 +144,9 @@ def _tpu_local(exports: Exports, facts: Facts, decision: Decision, cluster: Clus
     on_xrt = image.framework == "torch_xla" and not versions.has_pjrt(image.version)
     if not decision.untouched:
         if on_xrt:
-            _xrt_vm(exports, found)
+            from launcher.tpu_node import xrt
+
+            exports.defaults(xrt.of_vm(found))
         elif image.framework != "jax" and not (facts.settings.rehearse and _has_pjrt(facts)):
             exports.default("PJRT_DEVICE", "TPU")
         if found and decision.rule == "R3":
@@ -269,14 +180,6 @@ def _slice_variables(exports: Exports, decision: Decision, found: Slice) -> None
         f"torch_xla 2.9 cannot read this TPU VM's worker-network-endpoints, and {reason}: "
         "set TPU_SKIP_MDS_QUERY=1 and the TPU_* variables of docs/launcher.md"
     )
-
-
-def _xrt_vm(exports: Exports, found: Slice | None) -> None:
-    """Exports for torch_xla up to 1.12 on a TPU VM (R4.4)."""
-    if not found or found.hosts == 1 or found.worker_id is None or not found.workers:
-        exports.default("XRT_TPU_CONFIG", f"localservice;0;localhost:{xrt.VM_PORT}")
-        return
-    exports.defaults(xrt.vm_pod(found.workers, found.worker_id, found.accelerator_type, found.process_bounds))
 
 
 def _without_accelerator(exports: Exports, facts: Facts, decision: Decision) -> None:

@@ -86,7 +86,7 @@ class ExitOnSignal:
         report: called with a message and the exit status before the process ends.
     """
 
-    def __init__(self, report: Callable[[str, int], None]) -> None:
+    def __init__(self, report: Callable[[str, int], object]) -> None:
         self._report = report
         self._done = False
 

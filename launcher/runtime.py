@@ -9,9 +9,7 @@ from __future__ import annotations
 from launcher import versions
 from launcher.errors import LaunchError, config_error
 from launcher.settings import text
-from launcher.tpu_node import Endpoint, Node, node_from_env, parse_endpoints
 from launcher.tpu_vm import Slice, skips_metadata, slice_from_env
-from launcher.xrt import parse_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,17 +19,8 @@ if TYPE_CHECKING:
     from launcher.host import Host
     from launcher.image import Image
     from launcher.settings import Settings
+    from launcher.tpu_node.node import Node
 
-# Frameworks that have no runtime for TPU nodes, and train without one (R11.4), with what the message says.
-WITHOUT_NODES = {
-    "torch": (
-        "names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for the TPU"
-    ),
-    "jax": (
-        "names a TPU node, which JAX cannot use; use a TPU VM, or an image with torch_xla <= 2.0 or TensorFlow, for "
-        "the TPU"
-    ),
-}
 NODE_VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG")
 SLICE_VARIABLES = ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_ADDRESSES_PATH")
 XRT_VARIABLES = ("XRT_TPU_CONFIG", "XRT_DEVICE_MAP", "XRT_WORKERS", "GPU_NUM_DEVICES", "CPU_NUM_DEVICES")
@@ -168,25 +157,14 @@ def _pjrt(facts: Facts) -> Decision | None:
 
 
 def _xrt(facts: Facts) -> Decision | None:
-    config, devices = facts.has("XRT_TPU_CONFIG"), facts.has("XRT_DEVICE_MAP")
-    if config:
-        workers = parse_config(config)
-        if "localservice" in workers[0][0]:
-            decision = Decision("tpu-local", "XRT_TPU_CONFIG", untouched=True)
-        else:
-            node = Node("XRT_TPU_CONFIG")
-            node.endpoints = [Endpoint(host, port) for _, _, host, port in workers]
-            decision = Decision("tpu-node", "XRT_TPU_CONFIG", untouched=True, node=node)
-    elif devices and facts.has("XRT_WORKERS"):
-        kind = "tpu-node" if "TPU:" in devices else "gpu" if "GPU:" in devices else "cpu"
-        decision = Decision(kind, "XRT_DEVICE_MAP and XRT_WORKERS", untouched=True)
-    elif facts.has("GPU_NUM_DEVICES"):
-        decision = Decision("gpu", "GPU_NUM_DEVICES", untouched=True)
-    elif facts.has("CPU_NUM_DEVICES"):
-        decision = Decision("cpu", "CPU_NUM_DEVICES", untouched=True)
-    else:
+    if not any(facts.has(name) for name in XRT_VARIABLES):
         return None
-    image = facts.image
+    from launcher.tpu_node.node import from_xrt
+
+    runtime, why, node = from_xrt(facts.env)
+    if not runtime:
+        return None
+    decision, image = Decision(runtime, why, untouched=True, node=node), facts.image
     if image.framework == "torch_xla" and not versions.has_xrt(image.version):
         message = (
             f"XRT was removed in torch_xla 2.1, and this image has {image.version or 'a later version'}: "
@@ -232,6 +210,8 @@ def _node(facts: Facts, source: str, why: str = "") -> Decision | None:
         return None
     if source == "TPU_NAME" and value == "local":
         return _attached(facts, "TPU_NAME=local")
+    from launcher.tpu_node.node import node_from_env
+
     node = node_from_env(facts.env, facts.settings, source)
     return Decision("tpu-node", f"{why}, {source}" if why else source, node=node)
 
@@ -280,6 +260,8 @@ def decide(facts: Facts) -> Decision:
     for rule in RULES:
         decision = rule.decide(facts)
         if decision and decision.runtime == "tpu-node" and _cannot_use_node(facts, rule):
+            from launcher.tpu_node.node import WITHOUT_NODES
+
             # The later rules find what the image can use, and nothing waits for the node (R11.4).
             unused = unused or f"{decision.why} {WITHOUT_NODES[facts.image.framework]}: training runs without the TPU"
         elif decision:
@@ -292,12 +274,4 @@ def decide(facts: Facts) -> Decision:
 
 def _cannot_use_node(facts: Facts, rule: Rule) -> bool:
     """Whether a detected TPU node is of no use for this image. A rehearsal waits for it all the same (R10.4)."""
-    return facts.image.framework in WITHOUT_NODES and not facts.settings.rehearse and rule.name in ("R5", "R6", "R7")
-
-
-def names_addresses(value: str) -> bool:
-    """Whether a value consists of addresses, which TensorFlow uses without a request to the API (R11.7)."""
-    try:
-        return value.startswith("grpc://") and bool(parse_endpoints(value))
-    except LaunchError:
-        return False
+    return facts.image.framework in ("torch", "jax") and not facts.settings.rehearse and rule.name in ("R5", "R6", "R7")

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTRACT = ROOT / "docs" / "launcher-contract.md"
+CONTRACT = sorted((ROOT / "docs").glob("launcher-contract*.md"))
 
 #: Written by other people, generated, or data.
 EXCLUDED = re.compile(
@@ -130,7 +130,7 @@ def test_files_named_in_pages_and_comments_exist() -> None:
 
 def rules() -> set[str]:
     """The ids that the launcher's contract defines."""
-    return {anchor.upper() for anchor in anchors(CONTRACT) if re.fullmatch(r"r\d+(\.\d+)?", anchor)}
+    return {anchor.upper() for page in CONTRACT for anchor in anchors(page) if re.fullmatch(r"r\d+(\.\d+)?", anchor)}
 
 
 def test_rules_of_the_launcher_that_are_cited_are_in_its_contract() -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher.exports import refuse_tpu_node
+from launcher.tpu_node.rules import refuse
 from launcher.host import Host
 from launcher.image import Image
 from launcher.runtime import Decision, Facts
@@ -149,7 +149,7 @@ def warning(framework: str, version: str) -> list[str]:
     environment = {"LAUNCHER_REHEARSE": "1"}
     image = Image(framework=framework, version=version)
     decision = Decision("tpu-node", "TPU_CONFIG")
-    refuse_tpu_node(Facts(environment, Host(), image, Settings(environment, {})), decision)
+    refuse(Facts(environment, Host(), image, Settings(environment, {})), decision)
     return [f"launch: warning   {text}" for text in decision.warnings]
 
 

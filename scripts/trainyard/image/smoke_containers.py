@@ -42,7 +42,7 @@ PROJECT, ZONE, NODE = "smoke-project", "us-central1-b", "smoke-node"
 ENDPOINT = "192.0.2.10:8470"
 
 #: Frameworks that cannot use a TPU node, and the launcher's warning about it, which is in the log of each of their
-#: runs: R11.4 in docs/launcher-contract.md.
+#: runs: R11.4 in docs/launcher-contract-tpu-nodes.md.
 WITHOUT_NODES = ("torch", "torch_tpu", "jax")
 _WITHOUT_NODE = re.compile(r"^launch: warning +TPU_CONFIG names a TPU node, which ")
 

@@ -1,4 +1,4 @@
-"""docs/launcher-contract.md agrees with the code; code, tests and docs/launcher.md cite rules that exist in it."""
+"""docs/launcher-contract*.md agree with the code; code, tests and docs/launcher.md cite rules that exist in them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from launcher.settings import VARIABLES
 from launcher.sources import SOURCES
 from launching import ROOT
 
-CONTRACT = (ROOT / "docs" / "launcher-contract.md").read_text(encoding="utf-8")
+#: Name -> text. The first page has the sources of all.
+PAGES = {
+    name: (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("launcher-contract.md", "launcher-contract-tpu-nodes.md", "launcher-contract-preflight.md")
+}
+CORE = PAGES["launcher-contract.md"]
+CONTRACT = "\n".join([*reversed(PAGES.values())])
 PAGE = (ROOT / "docs" / "launcher.md").read_text(encoding="utf-8")
 RULE = re.compile(r"\bR\d+(?:\.\d+)?\b")
 #: Headings of rules: "### <a id="r4.1"></a>R4.1 Detection".
 HEADING = re.compile(r'^#{2,4} <a id="(r[\d.]+)"></a>(R[\d.]+) \S', re.MULTILINE)
 CITING = [
-    *sorted((ROOT / "launcher").glob("*.py")),
-    *sorted((ROOT / "tests" / "unit" / "launcher").glob("*.py")),
+    *sorted((ROOT / "launcher").rglob("*.py")),
+    *sorted((ROOT / "tests" / "unit" / "launcher").rglob("*.py")),
     ROOT / "tests" / "image" / "test_launcher_process.py",
     ROOT / "tests" / "cloud" / "test_launcher_clients.py",
     ROOT / "docs" / "launcher.md",
     ROOT / "docs" / "preflight.md",
-    ROOT / "docs" / "launcher-contract.md",
+    *(ROOT / "docs" / name for name in PAGES),
 ]
 
 
@@ -60,8 +66,7 @@ def test_cited_rules_exist(path: object) -> None:
 
 
 def test_the_runtime_rules_are_those_of_the_code_in_the_same_order() -> None:
-    in_contract = [name for _, name in HEADING.findall(CONTRACT) if "." not in name and int(name[1:]) < 10]
-    assert in_contract == [rule.name for rule in RULES]
+    assert re.findall(r"^\| \[(R\d)\]\(", CORE, re.MULTILINE) == [rule.name for rule in RULES]
 
 
 def test_the_contract_names_every_variable_that_a_runtime_rule_reads() -> None:
@@ -93,23 +98,24 @@ def test_every_rule_names_its_source() -> None:
         assert "\nSource: " in text or is_group, name
 
 
-def test_links_inside_the_contract_exist() -> None:
-    anchors = set(re.findall(r'<a id="([^"]+)"', CONTRACT))
-    anchors |= {
-        re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", CONTRACT, re.M)
-    }
-    for target in re.findall(r"\]\(#([^)]+)\)", CONTRACT):
-        assert target in anchors
-    for page in (PAGE, *(path.read_text(encoding="utf-8") for path in CITING if path.suffix == ".py")):
-        for target in re.findall(r"launcher-contract\.md#([\w.-]+\w)", page):
-            assert target in anchors
+def test_links_to_the_contract_exist() -> None:
+    anchors = {}
+    for name, text in PAGES.items():
+        titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        anchors[name] = set(re.findall(r'<a id="([^"]+)"', text))
+        anchors[name] |= {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+        for target in re.findall(r"\]\(#([^)]+)\)", text):
+            assert target in anchors[name]
+    for page in (PAGE, *PAGES.values(), *(path.read_text(encoding="utf-8") for path in CITING)):
+        for name, target in re.findall(r"(launcher-contract[a-z-]*\.md)#([\w.-]+\w)", page):
+            assert target in anchors[name], (name, target)
 
 
 def test_every_source_is_cited_and_has_a_url() -> None:
     rules = CONTRACT.partition("\n## Sources")[0]
     assert source_ids() == sorted(set(source_ids()))
     for name in source_ids():
-        assert f"(#{name})" in rules, name
+        assert f"#{name})" in rules, name
     rows = [line for line in CONTRACT.splitlines() if line.startswith('| <a id="')]
     assert len(rows) == len(source_ids())
     assert all(re.search(r"\]\(https://[^)\s]+\) \|$", row) for row in rows)

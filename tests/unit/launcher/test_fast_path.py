@@ -44,6 +44,7 @@ TASK = {
     "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
     "SLURM_STEP_NODELIST": "n[0-1]",
 }
+NEEDS = {"LAUNCHER_PREFLIGHT_NEEDS": "memory=0,shm=0,disk=0,files=0"}
 SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v4-8"}
 
 
@@ -63,7 +64,26 @@ SLICE = {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYP
 def test_no_network_module_is_imported(machine: Machine, env: dict[str, str]) -> None:
     imported = _imported(machine, env, "--", "/bin/true")
     assert not imported & (FORBIDDEN | HEAVY)
-    assert not imported & {"launcher.cloud", "launcher.fetch", "launcher.wait"}
+    assert not imported & {"launcher.tpu_node.cloud", "launcher.fetch", "launcher.tpu_node.wait"}
+
+
+@pytest.mark.parametrize(
+    ("env", "package"),
+    [
+        pytest.param({}, "", id="cpu"),
+        pytest.param({"LAUNCHER_FRAMEWORK": "torch_xla==2.9.0"}, "", id="torch_xla"),
+        pytest.param(SLICE, "", id="slice-of-TPU-VMs"),
+        pytest.param(TASK, "", id="slurm"),
+        pytest.param({"TPU_NAME": "local"}, "", id="TPU_NAME=local"),
+        pytest.param({"TPU_NAME": "grpc://1.2.3.4"}, "launcher.tpu_node", id="TPU_NAME"),
+        pytest.param({"XRT_TPU_CONFIG": "tpu_worker;0;1.2.3.4:8470"}, "launcher.tpu_node", id="XRT"),
+        pytest.param({**SLICE, "LAUNCHER_FRAMEWORK": "torch_xla==1.12"}, "launcher.tpu_node", id="torch_xla-1.12"),
+        pytest.param({"LAUNCHER_PREFLIGHT": "1", **NEEDS}, "launcher.preflight", id="preflight"),
+    ],
+)
+def test_a_package_is_imported_only_on_its_signals(machine: Machine, env: dict[str, str], package: str) -> None:
+    found = _imported(machine, env, "--", "/bin/true") & {"launcher.tpu_node", "launcher.preflight"}
+    assert found == ({package} if package else set())
 
 
 def test_reading_the_recipe_imports_only_json(machine: Machine) -> None:
@@ -89,13 +109,13 @@ def test_gpus_are_asked_only_where_there_are_gpus(machine: Machine, env: dict[st
 def test_plain_http_does_not_import_tls(machine: Machine, google_cloud: object, tpu_config: object) -> None:
     google_cloud()  # type: ignore[operator]
     imported = _imported(machine, {"TPU_CONFIG": tpu_config()}, "--", "/bin/true")  # type: ignore[operator]
-    assert "launcher.cloud" in imported
+    assert "launcher.tpu_node.cloud" in imported
     assert not imported & {"ssl", "http", "http.client", "urllib", "urllib.request", "email"}
 
 
 def test_standard_library_only() -> None:
     known = set(sys.stdlib_module_names) | {"launcher"}
-    for path in (ROOT / "launcher").glob("*.py"):
+    for path in (ROOT / "launcher").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -103,7 +123,7 @@ def test_standard_library_only() -> None:
 
 
 def test_every_file_parses_as_python_3_8() -> None:
-    for path in [*(ROOT / "launcher").glob("*.py"), ROOT / "launcher" / "launch"]:
+    for path in [*(ROOT / "launcher").rglob("*.py"), ROOT / "launcher" / "launch"]:
         ast.parse(path.read_text(), feature_version=(3, 8))
 
 

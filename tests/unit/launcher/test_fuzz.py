@@ -200,7 +200,7 @@ def _launch(env: dict[str, str], answers: list[bytes], argv: list[str], root: st
         stack.enter_context(mock.patch("time.sleep", network.sleep))
         stack.enter_context(mock.patch("time.monotonic", lambda: network.slept))
         stack.enter_context(mock.patch("ssl.create_default_context", mock.Mock(side_effect=OSError(0, "no TLS here"))))
-        stack.enter_context(mock.patch("launcher.cloud.google_auth_token", lambda image, env: ""))
+        stack.enter_context(mock.patch("launcher.tpu_node.cloud.google_auth_token", lambda image, env: ""))
         stack.enter_context(environment.only(full))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))

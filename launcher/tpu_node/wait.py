@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 from launcher.errors import PERMANENT, LaunchError
-from launcher.tpu_node import FORBIDDEN, LOST, NOT_FOUND, READY, UNAUTHORIZED, UNUSABLE, Answer
+from launcher.tpu_node.node import FORBIDDEN, LOST, NOT_FOUND, READY, UNAUTHORIZED, UNUSABLE, Answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
-    from launcher.cloud import NodeClient
+    from launcher.runtime import Decision, Facts
     from launcher.settings import Settings
+    from launcher.tpu_node.cloud import NodeClient
 
 # The message of the loop that Google documented; log alerts match it (R12.1).
 FAILED = "Failed to schedule TPU: "
 MAX_DENIALS = 3  # 403 is permanent at the third attempt; 401 is retried three times after a new token
 JITTER = 0.1  # of the interval, so that the hosts of a slice do not send their requests at the same moment (R12.2)
 LOG_EVERY = 6  # attempts with the same reason: one line per minute at 10 s
+
+
+def run(
+    facts: Facts, decision: Decision, log: Callable[[str], None], report_signal: Callable[[str, int], object]
+) -> Answer:
+    """Wait for the TPU node of a decision (R12).
+
+    Args:
+        facts: environment, machine, image and settings.
+        decision: the runtime, with the node; gets warnings.
+        log: writes one line.
+        report_signal: called with a message and the exit status if a signal ends the wait.
+
+    Raises:
+        LaunchError: see `wait_for_node`.
+    """
+    import os
+    import time
+
+    from launcher.metadata import Metadata
+    from launcher.process import ExitOnSignal
+    from launcher.tpu_node import cloud
+
+    settings, node = facts.settings, decision.node
+    assert node is not None
+    metadata = Metadata(settings.metadata_host)
+    tokens = cloud.Tokens(metadata, lambda: cloud.google_auth_token(facts.image, facts.env))
+    client = cloud.NodeClient(node, settings, metadata, tokens)
+    with ExitOnSignal(report_signal):  # random numbers without the 5 ms that importing `random` takes
+        random = lambda: int.from_bytes(os.urandom(4), "big") / 2**32  # noqa: E731
+        answer = wait_for_node(client, settings, time.sleep, time.monotonic, random, log)
+    decision.warnings.extend(client.warnings)
+    if answer.health not in ("", "HEALTHY", "HEALTH_UNSPECIFIED"):
+        decision.warnings.append(f"TPU {node.name!r} is READY, but its health is {answer.health}")
+    return answer
 
 
 def wait_for_node(

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher import preflight, rendezvous
+from launcher.preflight import nodes as preflight
+from launcher.preflight import rendezvous
 from launching import ROOT, Launch, Machine
 from tests.fakes import cuda_driver
 

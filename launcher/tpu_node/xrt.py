@@ -6,6 +6,10 @@ from launcher.address import is_host, port_number
 from launcher.errors import config_error
 from launcher.tpu_vm import HOST_BOUNDS
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from launcher.tpu_vm import Slice
+
 NODE_PORT = 8470  # gRPC port of a TPU node (R11.1)
 VM_PORT = 51011  # XRT server of a TPU VM (R4.4)
 MESH_PORT = 8477  # XRT mesh service (R11.6)
@@ -128,3 +132,10 @@ def vm_pod(clients: list[str], ordinal: int, accelerator_type: str, host_bounds:
 def cores_per_host(accelerator_type: str) -> int:
     """Devices of one host in torch_xla: 4 for v4 (two cores are one device), 8 for v2, v3 and unknown types (R11.6)."""
     return 4 if accelerator_type.startswith("v4-") else 8
+
+
+def of_vm(found: Slice | None) -> dict[str, str]:
+    """The variables of torch_xla up to 1.12 on a host with TPU chips (R4.4)."""
+    if not found or found.hosts == 1 or found.worker_id is None or not found.workers:
+        return {"XRT_TPU_CONFIG": f"localservice;0;localhost:{VM_PORT}"}
+    return vm_pod(found.workers, found.worker_id, found.accelerator_type, found.process_bounds)

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterable
 
 import pytest
-from launcher.cloud import Metadata, NodeClient, Tokens
 from launcher.errors import LaunchError
 from launcher.fetch import FetchError
+from launcher.metadata import Metadata
 from launcher.settings import Settings
-from launcher.tpu_node import Answer, node_from_env
-from launcher.wait import wait_for_node
+from launcher.tpu_node.cloud import NodeClient, Tokens
+from launcher.tpu_node.node import Answer, node_from_env
+from launcher.tpu_node.wait import wait_for_node
 
 READY = (200, {"state": "READY", "networkEndpoints": [{"ipAddress": "10.1.2.3", "port": 8470}], "health": "HEALTHY"})
 CREATING = (200, {"state": "CREATING"})

@@ -17,18 +17,19 @@ import subprocess
 import threading
 import time
 
-from launcher import process, processes, rendezvous
+from launcher import process, processes
 from launcher.address import join
 from launcher.errors import LaunchError
 from launcher.image import RECIPE
-from launcher.rendezvous import Channel, Coordinator, reason
+from launcher.preflight import rendezvous
+from launcher.preflight.rendezvous import Channel, Coordinator, reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterable
 
     from launcher.explain import Report
-    from launcher.rendezvous import Message, Problems
+    from launcher.preflight.rendezvous import Message, Problems
 
     Started = list[tuple[list[str], dict[str, str]]]  # command and environment of processes
 

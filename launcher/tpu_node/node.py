@@ -8,7 +8,7 @@ from __future__ import annotations
 from launcher.address import is_host, port_number
 from launcher.errors import config_error
 from launcher.settings import text
-from launcher.xrt import NODE_PORT
+from launcher.tpu_node.xrt import NODE_PORT, parse_config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from launcher.settings import Settings
 
 GRPC = "grpc://"
+
+# Frameworks that have no runtime for TPU nodes, and train without one (R11.4), with what the message says.
+WITHOUT_NODES = {
+    "torch": (
+        "names a TPU node, which plain torch cannot use; use an image with torch_xla <= 2.0 or TensorFlow for the TPU"
+    ),
+    "jax": (
+        "names a TPU node, which JAX cannot use; use a TPU VM, or an image with torch_xla <= 2.0 or TensorFlow, for "
+        "the TPU"
+    ),
+}
 
 # What to do with a response (R12.1).
 READY = "ready"
@@ -219,6 +230,29 @@ def node_from_env(env: Mapping[str, str], settings: Settings, source: str) -> No
         if word and not _is_word(word):
             raise config_error(f"the TPU node's {what} is {word[:80]!r}, which is not the name of a {what}")
     return node
+
+
+def from_xrt(env: Mapping[str, str]) -> tuple[str, str, Node | None]:
+    """Runtime, signal and node of XRT's variables (R2); "" without a runtime if they are incomplete.
+
+    Raises:
+        LaunchError: (2) if XRT_TPU_CONFIG is invalid.
+    """
+    devices = text(env, "XRT_DEVICE_MAP")
+    if text(env, "XRT_TPU_CONFIG"):
+        workers = parse_config(text(env, "XRT_TPU_CONFIG"))
+        if "localservice" in workers[0][0]:
+            return "tpu-local", "XRT_TPU_CONFIG", None
+        node = Node("XRT_TPU_CONFIG")
+        node.endpoints = [Endpoint(host, port) for _, _, host, port in workers]
+        return "tpu-node", "XRT_TPU_CONFIG", node
+    if devices and text(env, "XRT_WORKERS"):
+        kind = "tpu-node" if "TPU:" in devices else "gpu" if "GPU:" in devices else "cpu"
+        return kind, "XRT_DEVICE_MAP and XRT_WORKERS", None
+    for kind in ("gpu", "cpu"):
+        if text(env, f"{kind.upper()}_NUM_DEVICES"):
+            return kind, f"{kind.upper()}_NUM_DEVICES", None
+    return "", "", None
 
 
 def _split_resource_name(node: Node) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from launcher import xrt
 from launcher.errors import LaunchError
+from launcher.tpu_node import xrt
 from launching import Launch
 
 SERVERS = [(f"10.2.0.{n}", 8470) for n in range(4)]

@@ -7,7 +7,7 @@ import json
 import pytest
 from launcher.errors import LaunchError
 from launcher.settings import Settings
-from launcher.tpu_node import (
+from launcher.tpu_node.node import (
     FORBIDDEN,
     LOST,
     NOT_FOUND,
