@@ -19,7 +19,8 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     processes  how many processes this node starts, and the coordinates of each
     torchrun   the command under torchrun, for elastic jobs
     process    exec, signals while waiting, termination log
-    supervisor the processes that are started, their signals and exit statuses, duties of PID 1
+    supervisor the processes that are started, their signals and exit statuses
+    outputs    files of their output and errors
     redact     removal of secrets from output
     tokens     the forms of tokens, which builds search for, too
     explain    the result as text and as JSON

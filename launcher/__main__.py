@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -28,19 +29,20 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         the exit status (R15.4): 0 for `--print-env`, `--explain`, `--version` and `--help`; 1, 2, 126, 127 or 138 after
-        one line on stderr; the trainer's status if this process is PID 1 or has started several processes. Does not
-        return after a successful exec.
+        one line on stderr; the trainer's status if this process has started several processes. Does not return after a
+        successful exec.
     """
     if not __package__ and "launcher" not in sys.modules:
         _as_package()
+    words = sys.argv[1:] if argv is None else argv
     try:
-        from launcher import process
+        if os.getpid() == 1:
+            from launcher import process
 
-        if process.is_init():
-            process.block_signals()  # before the other imports: the kernel drops the signals of PID 1 (R15.2)
+            process.become_child_of_tini(words)
         from launcher.cli import run
 
-        return run(sys.argv[1:] if argv is None else argv)
+        return run(words)
     except KeyboardInterrupt:  # during the imports
         return 130
 

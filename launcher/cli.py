@@ -48,7 +48,7 @@ options:
   --preflight           test all nodes first, and start nothing if one is not fit
   --require-healthy     wait until the TPU node is HEALTHY, not only READY
   --force               replace derived variables that are already set
-  --signal-group        as PID 1: send signals to the trainer's process group, not only to the trainer
+  --signal-group        send signals to the trainer's whole process group, and wait for all of it
   --version             print the version, and the content of this image
   --help                print this help
 """
@@ -510,8 +510,13 @@ def _start(report: Report, settings: Settings, log: Log) -> int:
         env = report.facts.env
         nodes.run(report, trainers_env, log.info, lambda reason, status: _fail(reason, status, env, log))
     _wait_for_node_0(report, settings, trainers_env, log)
-    init = process.is_init()
-    if not init and report.nproc == 1 and not report.torchrun:
+    if os.getpid() == 1:
+        log.error(
+            "warning   this is PID 1 and tini is not on PATH: the command gets no signal that it does not handle, and "
+            "orphans are not reaped; start the container with an init, as docker run --init does"
+        )
+    alone = report.nproc == 1 and not (report.torchrun or settings.signal_group)
+    if alone and not settings.log_dir:
         process.replace(report.command, trainers_env)
     from launcher import supervisor
 
@@ -519,7 +524,7 @@ def _start(report: Report, settings: Settings, log: Log) -> int:
     # A single process that no torchrun stands for reports a signal as it likes; see R15.6 for the others.
     translate = len(members) > 1 or report.torchrun
     try:
-        return supervisor.supervise(members, settings, init, translate, lambda line: log.error(f"error: {line}"))
+        return supervisor.supervise(members, settings, translate, lambda line: log.error(f"error: {line}"))
     finally:
         if reserved:
             reserved.close()
@@ -531,7 +536,7 @@ def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.
 
     facts, cluster, nproc = report.facts, report.cluster, report.nproc
     if report.torchrun or nproc == 1:
-        return [Member("", report.command, env)], None
+        return [Member("", report.command, env, "" if report.torchrun else text(env, "RANK") or "0")], None
     if facts.image.framework == "torch_tpu" and report.decision.runtime == "tpu-local" and not facts.settings.rehearse:
         env = {**processes.tpu_environment(facts, report.decision, cluster, nproc, env), **env}
     environments = processes.environments(env, cluster, nproc)
@@ -540,7 +545,7 @@ def _members(report: Report, env: dict[str, str]) -> tuple[list[Member], socket.
 
         gpus = jax.gpus(facts, report.decision)
         environments = [{**member, **jax.process(member, gpus)} for member in environments]
-    members = [Member(f"rank {one['RANK']}", report.command, one) for one in environments]
+    members = [Member(f"rank {one['RANK']}", report.command, one, one["RANK"]) for one in environments]
     address, port = environments[0]["MASTER_ADDR"], environments[0]["MASTER_PORT"]
     chosen = "MASTER_PORT" in report.exports.values and port.isdigit()
     if chosen and processes.is_local(cluster, address):

@@ -56,16 +56,18 @@ def replace(command: list[str], env: Mapping[str, str]) -> NoReturn:
         raise LaunchError(f"cannot execute {command[0][:200]!r}: {reason}{hint}", NOT_EXECUTABLE) from None
 
 
-def is_init() -> bool:
-    """Whether this process is PID 1 (R15.2)."""
-    return os.getpid() == 1
+def become_child_of_tini(argv: list[str]) -> None:
+    """As PID 1, start the launcher again below tini, which forwards signals and reaps orphans (R15.2).
 
+    Another entry point has replaced the image's, as `command` of Kubernetes does. Returns if there is no tini.
 
-def block_signals() -> None:
-    """As PID 1: block signals until the supervisor or `ExitOnSignal` handles them; the kernel would drop them."""
-    import signal
-
-    signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in FORWARDED])
+    Args:
+        argv: the launcher's arguments.
+    """
+    try:
+        os.execvp("tini", ["tini", "--", sys.executable, "-I", "-S", sys.argv[0], *argv])
+    except OSError:
+        return
 
 
 def unignored(names: tuple[str, ...]) -> list[int]:

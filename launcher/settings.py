@@ -29,6 +29,10 @@ VARIABLES = {
     "LAUNCHER_PREFLIGHT_WAIT": ("300", "seconds that the nodes of a preflight wait for each other"),
     "LAUNCHER_NPROC": ("", "processes that the launcher starts on this node (default: one per GPU)"),
     "LAUNCHER_PREFIX": ("", "1: with several processes per node, start each line of their output with [rank N]"),
+    "LAUNCHER_LOG_DIR": (
+        "",
+        "folder for the output and the errors of each process: attempt_N/RANK/stdout.log and so on",
+    ),
     "LAUNCHER_MASTER_ADDR": ("", "address of node 0; overrides the platform's"),
     "LAUNCHER_MASTER_PORT": ("", "port of node 0; overrides the platform's"),
     "LAUNCHER_RDZV_BACKEND": ("static", "c10d: start the processes with torchrun and this rendezvous backend"),
@@ -37,8 +41,8 @@ VARIABLES = {
         "",
         "seconds to wait for JAX's coordinator on node 0 (default: 300 for Trainyard's, else 0)",
     ),
-    "LAUNCHER_SIGNAL_GROUP": ("", "as PID 1: send signals to the trainer's whole process group"),
-    "LAUNCHER_GRACE": ("10", "seconds until SIGKILL: after a process failed, and as PID 1 after a forwarded signal"),
+    "LAUNCHER_SIGNAL_GROUP": ("", "1: send signals to the trainer's whole process group, and wait for all of it"),
+    "LAUNCHER_GRACE": ("10", "seconds until SIGKILL for the other processes of a node after one has failed"),
     "LAUNCHER_MIRROR_GCS": ("", "1: export AIP_* gs:// folders also as LAUNCHER_GCS_AIP_*=/gcs/..."),
     "LAUNCHER_LOG": ("normal", "quiet: warnings and errors; normal: also the result; explain: also every signal"),
     "LAUNCHER_SYSROOT": ("", "path prefix of /dev, /proc, /sys and /opt/trainyard"),
@@ -153,6 +157,9 @@ class Settings:
         self.coordinator_timeout = seconds("LAUNCHER_JAX_TIMEOUT", wait, 86400) if wait else None
         self.signal_group = switch("LAUNCHER_SIGNAL_GROUP")
         self.prefix = switch("LAUNCHER_PREFIX")
+        self.log_dir = value("LAUNCHER_LOG_DIR").rstrip("/")
+        if "://" in self.log_dir:
+            raise config_error(f"LAUNCHER_LOG_DIR is {self.log_dir[:80]!r}: it must be a folder of this machine")
         self.grace = seconds("LAUNCHER_GRACE", value("LAUNCHER_GRACE"), 3600)
         self.mirror_gcs = switch("LAUNCHER_MIRROR_GCS")
         self.log = choice("LAUNCHER_LOG", value("LAUNCHER_LOG"), ("quiet", "normal", "explain"))

@@ -1,4 +1,4 @@
-"""Processes that the launcher starts and waits for: several per node, torchrun, and the duties of PID 1 (R15.2, R15.6).
+"""Processes that the launcher starts and waits for: several per node, torchrun, a process group (R15.2, R15.6, R15.8).
 
 Signals are blocked and received with `sigtimedwait`: none is lost between two steps, and the sender is known.
 """
@@ -10,18 +10,17 @@ import signal
 import time
 
 from launcher.errors import LaunchError
+from launcher.outputs import ERROR_FILE, Copier, Folders
 from launcher.process import ENDING, FORWARDED, flush, replace, unignored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading
     from typing import Callable, Mapping, NoReturn
 
     from launcher.settings import Settings
 
 # siginfo_t.si_code of a signal that the kernel sent, as a terminal does at Ctrl-C (sigaction(2)). Not in `signal`.
 SI_KERNEL = 128
-COPIED = 65536  # bytes read at once from a process whose output gets a prefix
 
 
 class Member:
@@ -31,12 +30,14 @@ class Member:
         name: for messages and as the prefix of its output: "rank 3"; "" for the only process.
         command: command and arguments.
         env: its whole environment.
+        rank: the name of its files; "" if it has none, as torchrun, whose processes have theirs.
     """
 
-    __slots__ = ("command", "env", "name")
+    __slots__ = ("command", "env", "name", "rank")
 
-    def __init__(self, name: str, command: list[str], env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: list[str], env: Mapping[str, str], rank: str = "") -> None:
         self.name = name
+        self.rank = rank
         self.command = command
         self.env = env
 
@@ -44,26 +45,22 @@ class Member:
 def supervise(
     members: list[Member],
     settings: Settings,
-    own_group: bool = True,
     translate: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Start processes, forward signals to them, and return the exit status of the group.
 
     As with tini, signals are sent to the members only, because torchrun and torch_xla's parent process stop their
-    children themselves. With `--signal-group` they are sent to the whole group, which a shell script as entry point
-    needs, and the whole group is waited for.
+    children themselves. With `--signal-group` the members have a process group, which is also the terminal's foreground
+    group; signals are sent to all of it, which a shell script as entry point needs, and all of it is waited for.
 
-    A member that fails ends the others: SIGTERM, and SIGKILL after LAUNCHER_GRACE seconds. As PID 1, LAUNCHER_GRACE
-    seconds after the first terminating signal the group is killed; otherwise the platform's own time limit applies, as
-    for a trainer that was exec'ed. Output is inherited, unless LAUNCHER_PREFIX asks for prefixes. Only the first member
-    reads stdin.
+    A member that fails ends the others: SIGTERM, and SIGKILL after LAUNCHER_GRACE seconds. After a terminating signal
+    the platform's own time limit applies, as for a trainer that was exec'ed. Output is inherited, unless
+    LAUNCHER_PREFIX or LAUNCHER_LOG_DIR ask for more. Only the first member reads stdin.
 
     Args:
         members: the processes, in the order of their ranks.
-        settings: `grace`, `signal_group` and `prefix`.
-        own_group: this is PID 1: the members get a separate process group, which becomes the terminal's foreground
-            group. Otherwise they are in the launcher's group, and a signal of the terminal reaches them without it.
+        settings: `grace`, `signal_group`, `prefix` and `log_dir`.
         translate: return 128 + n if a terminating signal n was forwarded and a member did not succeed (R15.6). Without
             it, only the member's own status counts.
         report: called with one line about a member that failed.
@@ -78,22 +75,20 @@ def supervise(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     forwarded = unignored(FORWARDED)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*forwarded, signal.SIGCHLD])
-    # As PID 1 the launcher has blocked its signals since its start, and its members start without blocked signals.
-    inherited = before.difference(getattr(signal, name) for name in FORWARDED) if own_group else before
-    group = Group(settings, own_group, translate, report)
+    group = Group(settings, translate, report)
     try:
-        group.start(members, inherited)
+        group.start(members, before)
         return group.wait([*forwarded, signal.SIGCHLD])
     finally:
+        group.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Group:
     """The members that run, and what has happened to them. See `supervise` for the parameters."""
 
-    def __init__(self, settings: Settings, own_group: bool, translate: bool, report: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, translate: bool, report: Callable[[str], None]) -> None:
         self._settings = settings
-        self._own_group = own_group
         self._translate = translate
         self._report = report
         self._running: dict[int, Member] = {}
@@ -103,31 +98,43 @@ class Group:
         self._failed = False  # a member failed before any terminating signal
         self._deadline: float | None = None
         self._copiers: list[Copier] = []
+        self._folders: Folders | None = None
 
     def start(self, members: list[Member], mask: set[signal.Signals] | set[int]) -> None:
         """Start the members with this signal mask."""
-        prefix = self._settings.prefix and len(members) > 1
-        pipes: list[tuple[int, int, str]] = []  # read end, the launcher's stream, prefix
+        prefix, root = self._settings.prefix and len(members) > 1, self._settings.log_dir
+        ranks = [member.rank for member in members if member.rank]
+        if ranks:
+            self._folders = Folders(root, ranks, members[0].env)
         for number, member in enumerate(members):
+            folder = self._folders.of.get(member.rank, "") if self._folders else ""
             streams: dict[int, int] = {}
-            for stream in (1, 2) if prefix else ():
+            for stream, name in ((1, "stdout"), (2, "stderr")) if prefix or (root and folder) else ():
                 receive, streams[stream] = os.pipe()
-                pipes.append((receive, stream, f"[{member.name}] "))
-            failure = self._fork(member, number > 0, streams, mask)
+                start, file = f"[{member.name}] " if prefix else "", f"{folder}/{name}.log" if root else ""
+                self._copiers.append(Copier(receive, stream, start, file))
+            env = {ERROR_FILE: f"{folder}/error.json", **member.env} if folder else member.env
+            failure = self._fork(Member(member.name, member.command, env), number > 0, streams, mask)
             for end in streams.values():
                 os.close(end)
             if failure:
                 self._send(signal.SIGKILL)
-                while self._running:
-                    self._reap(os.waitpid(-1, 0))
+                for pid in list(self._running):
+                    self._reap(os.waitpid(pid, 0))
                 status, _, message = failure.partition(" ")
                 raise LaunchError(message, int(status))
         # Threads only now: a fork must not happen with a second thread.
-        if pipes:
+        if self._copiers:
             import threading
 
             lock = threading.Lock()
-            self._copiers = [Copier(*pipe, lock) for pipe in pipes]
+            for copier in self._copiers:
+                copier.start(lock)
+
+    def close(self) -> None:
+        """Remove what is temporary."""
+        if self._folders:
+            self._folders.close()
 
     def _fork(self, member: Member, more: bool, streams: dict[int, int], mask: set[signal.Signals] | set[int]) -> str:
         """Start one member. Returns "STATUS MESSAGE" if its exec failed, else ""."""
@@ -140,7 +147,7 @@ class Group:
             finally:
                 os._exit(1)  # unreachable: a child never returns into the launcher's code
         os.close(sent)
-        if self._own_group and not self._group:
+        if self._settings.signal_group and not self._group:
             self._group = pid
         self._running[pid] = member
         failure = b""
@@ -156,7 +163,7 @@ class Group:
         self, member: Member, more: bool, streams: dict[int, int], report: int, mask: set[signal.Signals] | set[int]
     ) -> NoReturn:
         """In the child: process group, terminal, streams, signals, then the command."""
-        if self._own_group:
+        if self._settings.signal_group:
             os.setpgid(0, self._group)
             if not more:
                 _take_terminal()
@@ -198,17 +205,18 @@ class Group:
             self._wait_for_group(numbers)
         for copier in self._copiers:
             copier.join()
+        error = self._folders.first_error() if self._folders and self._failed else ""
+        if error:
+            self._report(error)
         if self._translate and self._signal and self._status and not self._failed:
             return 128 + self._signal
         return self._status
 
     def _forward(self, number: int, by_kernel: bool) -> None:
         if number in [getattr(signal, name) for name in ENDING]:
-            if self._own_group and not self._signal:
-                self._deadline = time.monotonic() + self._settings.grace
             self._signal = self._signal or number
         # The terminal sends Ctrl-C to its whole foreground group: a second SIGINT would interrupt a trainer that saves.
-        if self._own_group or not by_kernel:
+        if self._group or not by_kernel:
             self._send(number)
 
     def _send(self, number: int) -> None:
@@ -219,28 +227,22 @@ class Group:
             _kill(os.kill, pid, number)
 
     def _kill(self) -> None:
-        """SIGKILL for the members, and as PID 1 for the processes that they started."""
+        """SIGKILL for the members, and for the processes that they started if they have a group."""
         if self._group:
             _kill(os.killpg, self._group, signal.SIGKILL)
         for pid in self._running:
             _kill(os.kill, pid, signal.SIGKILL)
 
     def _reap_all(self) -> None:
-        """Reap every process that has exited, orphans included."""
-        while True:
-            try:
-                found = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if found[0] == 0:
-                return
-            self._reap(found)
+        """Reap the members that have exited; PID 1, which is tini, reaps orphans."""
+        for pid in list(self._running):
+            found = os.waitpid(pid, os.WNOHANG)
+            if found[0]:
+                self._reap(found)
 
     def _reap(self, found: tuple[int, int]) -> None:
         pid, status = found
-        member = self._running.pop(pid, None)
-        if member is None:
-            return  # an orphan
+        member = self._running.pop(pid)
         code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         if not code or self._status:
             return
@@ -256,60 +258,9 @@ class Group:
     def _wait_for_group(self, numbers: list[int]) -> None:
         """Wait for the rest of the group: a shell exits at the signal, but its child may still save."""
         while _kill(os.killpg, self._group, 0):
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            # An orphan of the group is the launcher's child only as PID 1: ask again after a while.
-            info = signal.sigtimedwait(numbers, 0.1 if left is None else min(0.1, left))
+            info = signal.sigtimedwait(numbers, 0.1)  # nothing tells the launcher of the end of an orphan
             if info is not None and info.si_signo != signal.SIGCHLD:
                 _kill(os.killpg, self._group, info.si_signo)
-            self._reap_all()
-            if left == 0.0:
-                self._deadline = None
-                _kill(os.killpg, self._group, signal.SIGKILL)
-
-
-class Copier:
-    """Copies the lines of a pipe to a stream of the launcher, each with a prefix.
-
-    Args:
-        source: the pipe's read end.
-        stream: 1 or 2.
-        prefix: start of every line.
-        lock: shared by the copiers, so that lines are not mixed: a pipe takes more than 4096 bytes in parts (pipe(7)).
-    """
-
-    def __init__(self, source: int, stream: int, prefix: str, lock: threading.Lock) -> None:
-        import threading
-
-        self._source = source
-        self._stream = stream
-        self._prefix = prefix.encode()
-        self._lock = lock
-        self._thread = threading.Thread(target=self._copy, daemon=True)
-        self._thread.start()
-
-    def _copy(self) -> None:
-        rest = b""
-        while True:
-            piece = os.read(self._source, COPIED)
-            # A progress bar ends its lines with a carriage return.
-            *lines, rest = (rest + piece).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-            if not piece and rest:
-                lines.append(rest)
-            with self._lock:
-                self._write(b"".join(self._prefix + line + b"\n" for line in lines))
-            if not piece:
-                return
-
-    def _write(self, text: bytes) -> None:
-        try:
-            while text:
-                text = text[os.write(self._stream, text) :]
-        except OSError:
-            return  # the reader is gone; the process must not stop at a full pipe
-
-    def join(self) -> None:
-        """Wait for the last line, but not for a process left behind that holds the pipe open."""
-        self._thread.join(1.0)
 
 
 def _kill(send: Callable[[int, int], None], target: int, number: int) -> bool:

@@ -69,6 +69,9 @@ def arguments(env: Mapping[str, str], facts: Facts, cluster: Cluster, nproc: int
     if not on_pet:
         add("nnodes", str(cluster.nnodes))
     add("nproc-per-node", str(nproc), explicit=settings.nproc > 0)
+    if settings.log_dir:
+        add("log-dir", settings.log_dir)
+        add("tee", "3")
     backend = text(env, "PET_RDZV_BACKEND") or settings.rdzv_backend
     if not on_pet or backend == "static":
         add("node-rank", str(cluster.node_rank))

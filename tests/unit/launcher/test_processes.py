@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import subprocess
@@ -539,36 +540,66 @@ def test_torchrun_that_got_sigterm_ends_with_143(machine: Machine, tmp_path: Pat
         assert running.wait(timeout=30) == 143
 
 
+def test_signal_group_reaches_what_each_process_has_started(machine: Machine) -> None:
+    shell = ["/bin/sh", "-c", '"$0" -c "$1" 143 0.2; exit 3', sys.executable, SAVES]
+    for number in (1, 2):
+        env = {"LAUNCHER_SIGNAL_GROUP": "1", "LAUNCHER_NPROC": str(number), "RANK": "0"}
+        with _start(machine, shell, **env) as running:
+            _read(running, number)
+            running.terminate()
+            out, err = running.communicate(timeout=30)  # the launcher waits for the children of the shells
+            assert (running.returncode, out.count("saved")) == (143, number), err
+
+
 # --- PID 1 ------------------------------------------------------------------------------------------------------------
 
 
-def _can_unshare() -> bool:
-    probe = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "true"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+#: Starts a command as PID 1 of a PID namespace.
+UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.fixture
+def unshare() -> list[str]:
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.fail("this host does not allow PID namespaces, which tests of PID 1 need")
+    return UNSHARE
 
 
 @pytest.mark.needs("unshare")
-@pytest.mark.parametrize(("ignore", "status"), [("", 143), ("trap '' TERM;", 143)])
-def test_several_processes_of_pid_1(machine: Machine, ignore: str, status: int) -> None:
-    if not _can_unshare():
-        pytest.fail("this host does not allow PID namespaces, which tests of PID 1 need")
-    words = [
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        *LAUNCHER,
-        "--",
-        "/bin/sh",
-        "-c",
-    ]
-    words.append(f'{ignore} echo "up $RANK"; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done')
+def test_several_processes_of_pid_1(machine: Machine, unshare: list[str]) -> None:
+    words = [*unshare, *LAUNCHER, "--", "/bin/sh", "-c"]
+    words.append('echo "up $RANK"; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done')
     pipe = subprocess.PIPE
-    env = _env(machine, {"LAUNCHER_GRACE": "0.5"})
-    with subprocess.Popen(words, env=env, stdout=pipe, stderr=pipe, text=True) as running:
+    with subprocess.Popen(words, env=_env(machine, {}), stdout=pipe, stderr=pipe, text=True) as running:
         assert _read(running, 2) == ["up 0", "up 1"]
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-        os.kill(int(children[0]), signal.SIGTERM)  # the launcher, PID 1 of its namespace
-        assert running.wait(timeout=30) == status
+        os.kill(int(children[0]), signal.SIGTERM)  # PID 1 of its namespace
+        assert running.wait(timeout=30) == 143
+
+
+@pytest.mark.needs("unshare")
+@pytest.mark.parametrize("start", ["folder", "script"])
+def test_pid_1_is_tini_where_there_is_one(machine: Machine, tmp_path: Path, unshare: list[str], start: str) -> None:
+    """The image's entry point may be replaced by `launch` alone, as with `command` of Kubernetes."""
+    tini = tmp_path / "tini"
+    tini.write_text('#!/bin/sh\necho "PID $$: $*"\nshift\n"$@"\n')
+    tini.chmod(0o755)
+    script = tmp_path / "launch"
+    script.write_text((ROOT / "launcher" / "launch").read_text().replace('"/opt/trainyard"', repr(str(ROOT))))
+    launcher = [*LAUNCHER[:-1], str(script)] if start == "script" else LAUNCHER
+    words = [*unshare, *launcher, "--force", "--", "/bin/sh", "-c", "echo command; exit 7"]
+
+    def run(path: str) -> subprocess.CompletedProcess[str]:
+        env = _env(machine, {"PATH": path, "LAUNCHER_NPROC": "1"})
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    ended = run(f"{tmp_path}:{os.environ['PATH']}")
+    again = " ".join([*launcher, "--force", "-- /bin/sh -c echo command; exit 7"])
+    assert (ended.returncode, ended.stdout) == (7, f"PID 1: -- {again}\ncommand\n")
+    assert "PID 1" not in ended.stderr
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    tini.unlink()
+    words[0] = shutil.which("unshare") or ""
+    ended = run(str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (7, "command\n")
+    assert "warning   this is PID 1 and tini is not on PATH" in ended.stderr
