@@ -1,4 +1,4 @@
-"""The launcher in a container: as tini's child, as PID 1, and with `docker run --init` (docs/launcher-contract.md#r15).
+"""The launcher in a container: as tini's child, as entry point, and with `docker run --init` (docs/launcher-contract.md#r15).
 
 Containers have no network and are removed after each test.
 """
@@ -30,7 +30,7 @@ every_init = pytest.mark.parametrize("init", INITS)
 both_inits = pytest.mark.parametrize("init", ["tini", "launcher"])
 
 # Limit in seconds for the end of a container after a signal. It takes under 1 s, more if the engine is busy (2026-11).
-# If the signal has no effect, it ends after LAUNCHER_GRACE (10 s), or after the sleep or wait that it is in.
+# If the signal has no effect, it ends after the sleep or wait that it is in.
 SOON = 10
 
 # A trainer with a SIGTERM handler, as the reference trainers have: it saves, then exits with 143.
@@ -232,6 +232,7 @@ SHELL = 'python3 -c "$0"; exit 3'
     ("options", "handled"),
     [
         pytest.param({"entrypoint": ["launch", "--signal-group"]}, True, id="signal-group"),
+        pytest.param({"environment": {"LAUNCHER_SIGNAL_GROUP": "1"}}, True, id="signal-group-below-tini"),
         pytest.param({"entrypoint": ["launch"]}, False, id="launcher"),
         pytest.param({}, False, id="tini"),
     ],
@@ -254,14 +255,12 @@ def test_an_entrypoint_in_shell_form(start: Start) -> None:
     assert started.wait() == 42
 
 
-def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace_period(start: Start) -> None:
-    started = start(
-        "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done",
-        entrypoint=["launch"], environment={"LAUNCHER_GRACE": "0.5"},
-    )  # fmt: skip
-    started.until("up")
-    status, seconds = started.stop()
-    assert (status, 0.4 < seconds < SOON) == (137, True)
+@pytest.mark.parametrize("init", ["tini", "launcher", "wrapped", "wrapped-without-tini"])
+def test_pid_1_is_tini(start: Start, init: str) -> None:
+    """The launcher as PID 1 starts itself again below tini."""
+    started = start("--", "cat", "/proc/1/comm", **INITS[init])
+    assert started.wait() == 0
+    assert started.log(stderr=False) == "tini\n"
 
 
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGHUP", "SIGUSR1"])

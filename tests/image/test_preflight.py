@@ -12,7 +12,9 @@ from benchmarks import preflight
 
 pytestmark = [
     pytest.mark.big("cpu", "jax", "tf-cpu"),
-    pytest.mark.slow("tests/unit/launcher/preflight/test_preflight.py, with launchers on one host and fakes of the framework"),
+    pytest.mark.slow(
+        "tests/unit/launcher/preflight/test_preflight.py, with launchers on one host and fakes of the framework"
+    ),
     pytest.mark.needs("nsenter", "tc", "iptables"),
 ]
 TARGETS = {"torch": "cpu", "jax": "jax", "tf": "tf-cpu"}

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher.tpu_node.rules import refuse
 from launcher.host import Host
 from launcher.image import Image
 from launcher.runtime import Decision, Facts
 from launcher.settings import Settings
+from launcher.tpu_node.rules import refuse
 
 from trainyard.image import memory_filler, smoke_containers, smoke_test, worker_processes
 from trainyard.image.smoke_test import Finished

@@ -20,7 +20,8 @@ TOKEN_URL = "http://metadata.google.internal/computeMetadata/v1/instance/service
 #: Hosts that accept this token: Artifact Registry, and the host names of Container Registry, which it serves.
 GOOGLE_REGISTRY = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 
-#: Port of PJRT's mesh controller, which a firewall between workers must not block (docs/launcher-contract-tpu-nodes.md, R4.4).
+#: Port of PJRT's mesh controller, which a firewall between workers must not block (R4.4 in
+#: docs/launcher-contract-tpu-nodes.md).
 MESH_PORT = 8476
 
 CONNECTIVITY_PROBE = Path(__file__).with_name("connectivity_probe.py")
