@@ -45,8 +45,9 @@ def nodes(row: Source, env: Env, _: Slice | None) -> Cluster | None:
     if size == 1 and not row.own:
         return None
     rank = _rank(env, row.rank, size, row.size if row.rank == "NODE_RANK" else "")
-    if row.own and _outside(env):
-        return _outside(env)
+    outside = _outside(env) if row.name == "NODE_RANK" else None
+    if outside:
+        return outside
     if row.main and text(env, row.main):
         rank = (rank - _rank(env, row.main, size)) % size
     head = globals()[row.head](env) if row.head else text(env, row.address)

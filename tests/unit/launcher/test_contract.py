@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from launcher import errors
+from launcher import errors, readers
 from launcher.runtime import RULES
 from launcher.settings import VARIABLES
 from launcher.sources import SOURCES
@@ -83,6 +83,10 @@ def test_the_table_of_coordinates_is_that_of_the_code() -> None:
         *((source.rule, tuple(source.signals), tuple(source.variables)) for source in SOURCES),
         ("R13.7", (), ()),
     ]
+
+
+def test_each_row_names_functions_that_read_it() -> None:
+    assert all(callable(getattr(readers, name)) for row in SOURCES for name in (row.read, row.head) if name)
 
 
 def test_each_row_names_a_url_that_its_rule_cites() -> None:
