@@ -50,7 +50,7 @@ def at_join():
         time.sleep(0.001)
     time.sleep(0.02)
     os.kill(os.getpid(), signal.{signal})
-if any("_preflight" in word for word in sys.orig_argv):
+if any("/preflight/frameworks/" in word for word in sys.orig_argv):
     threading.Thread(target=at_join, daemon=True).start()
 """
 NO_IMPORT = """
@@ -59,7 +59,7 @@ class Missing:
     def find_spec(self, name, *_):
         if name == "jaxlib":
             raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
-if any("_preflight" in word for word in sys.orig_argv):
+if any("/preflight/frameworks/" in word for word in sys.orig_argv):
     sys.meta_path.insert(0, Missing())
 """
 

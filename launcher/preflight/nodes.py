@@ -1,7 +1,7 @@
 """Test the nodes of a job before it starts, and name the one that is not fit (R17). Imported only for a preflight.
 
 Node 0 asks (`Lead`, in a thread), and every node answers (`Node`): what it has, its links to others, and the result of
-the framework's test, which is a program among the trainers (`Programs`).
+the framework's test, which is a program for each process (`Programs`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ SHM = 64 << 20  # default of Docker and Kubernetes, with which every image is te
 SHM_GPUS = 1 << 30  # of several processes with NCCL (nccl-shm)
 PACKAGES = {"torch": "torch", "torch_xla": "torch", "torch_tpu": "torch", "tensorflow": "tf", "jax": "jax"}
 TRAINERS = "/opt/trainyard/trainers"
+FRAMEWORKS = f"{os.path.dirname(os.path.abspath(__file__))}/frameworks"  # programs that run in the image's Python
 FOLDERS = ("--checkpoint-dir", "--job-dir", "--output-dir")
 STEPS = ("import", "join", "all-reduce", "pairs", "done")
 COMPARED = {
@@ -419,7 +420,7 @@ def programs(report: Report, env: dict[str, str], place: Place) -> Started:
     """Return command and environment of each process of the framework's test on this node; [] where there is none."""
     image, nproc = report.facts.image, report.nproc
     package = PACKAGES.get(image.framework, "")
-    found = os.path.exists(f"{report.facts.host.sysroot}{TRAINERS}/{package}/_preflight.py")
+    found = os.path.exists(f"{report.facts.host.sysroot}{TRAINERS}/{package}")
     if place.count * nproc == 1 or place.alone or not package or not found:
         return []
     # A worker of TensorFlow uses all devices of its host, and those of a slice belong to one system.
@@ -432,7 +433,8 @@ def programs(report: Report, env: dict[str, str], place: Place) -> Started:
         environments = [{**one, **jax.process(one, jax.gpus(report.facts, report.decision))} for one in environments]
     # torch_tpu would take the chips, which the test of torch does not use.
     more = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if package == "torch" else {}
-    return [([image.python(), "-m", f"trainers.{package}._preflight"], {**one, **more}) for one in environments]
+    program = f"{FRAMEWORKS}/with_{package}.py"
+    return [([image.python(), program], {**one, **more}) for one in environments]
 
 
 class Lead:

@@ -115,7 +115,8 @@ def test_plain_http_does_not_import_tls(machine: Machine, google_cloud: object, 
 
 def test_standard_library_only() -> None:
     known = set(sys.stdlib_module_names) | {"launcher"}
-    for path in (ROOT / "launcher").rglob("*.py"):
+    # But for the programs of a preflight, which run in the image's Python.
+    for path in set((ROOT / "launcher").rglob("*.py")) - set((ROOT / "launcher/preflight/frameworks").iterdir()):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

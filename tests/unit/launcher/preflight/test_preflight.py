@@ -91,15 +91,12 @@ class Nodes:
         assert isinstance(found, dict)
         return found
 
-    def add_framework(self, body: str) -> dict[str, str]:
-        """Add an image with a torch whose test does `body` in `join`; returns the variables that a node needs."""
-        trainers = self.folder / "code" / "trainers"
-        (trainers / "torch").mkdir(parents=True)
-        for name in ("__init__.py", "common"):
-            (trainers / name).symlink_to(ROOT / "trainers" / name)
+    def add_framework(self, body: str) -> None:
+        """Add an image with a torch whose test does `body` in `join`."""
         program = f"""
 import os, signal, sys, time
-from trainers.common import collectives
+sys.path.insert(0, {preflight.FRAMEWORKS!r})
+import collectives
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 def join():
     {body}
@@ -107,11 +104,12 @@ def join():
     return collectives.Group(rank, size, lambda count: (half, half), lambda k, count: time.sleep(0.001), "fake")
 collectives.run(join)
 """
-        (trainers / "torch" / "__init__.py").touch()
-        (trainers / "torch" / "_preflight.py").write_text(program)
-        self.machine.add_image("torch", "2.15.0", {"mnist": [sys.executable, "-m", "trainers.torch.mnist"]})
-        self.machine.add("/opt/trainyard/trainers/torch/_preflight.py")
-        return {"PYTHONPATH": str(self.folder / "code")}
+        (self.folder / "program.py").write_text(program)
+        python = self.folder / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {self.folder}/program.py "$@"\n')
+        python.chmod(0o755)
+        self.machine.add_image("torch", "2.15.0", {"mnist": [str(python), "-m", "trainers.torch.mnist"]})
+        self.machine.add("/opt/trainyard/trainers/torch/__init__.py")
 
 
 @pytest.fixture
@@ -391,9 +389,9 @@ def test_the_framework_test_is_started_and_its_result_reported(
     nodes: Callable[[int], Nodes], body: str, says: str
 ) -> None:
     job = nodes(2)
-    env = job.add_framework(body)
+    job.add_framework(body)
     for number in range(2):
-        job.start(number, **env)
+        job.start(number)
     ends = job.ends()
     if not says:
         assert [one[:2] for one in ends.values()] == [(0, "started")] * 2, ends
@@ -406,7 +404,8 @@ def test_the_framework_test_is_started_and_its_result_reported(
 
 def test_several_processes_of_a_node_are_tested_without_a_network(nodes: Callable[[int], Nodes]) -> None:
     job = nodes(1)
-    job.start(0, "--", sys.executable, "-c", "print('started')", LAUNCHER_NPROC="2", **job.add_framework("pass"))
+    job.add_framework("pass")
+    job.start(0, "--", sys.executable, "-c", "print('started')", LAUNCHER_NPROC="2")
     ((status, out, _),) = job.ends().values()
     assert (status, out.split()) == (0, ["started", "started"])
     assert [one["rank"] for one in job.report["collectives"]] == [0, 1]
@@ -598,5 +597,5 @@ def test_no_module_of_the_preflight_is_imported_without_one(machine: Machine) ->
 
 def test_every_framework_of_the_launcher_has_its_program() -> None:
     for package in set(preflight.PACKAGES.values()):
-        assert (ROOT / "trainers" / package / "_preflight.py").is_file()
+        assert Path(preflight.FRAMEWORKS, f"with_{package}.py").is_file()
     assert shutil.which("env")

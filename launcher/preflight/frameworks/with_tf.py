@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from trainers.common import collectives
-from trainers.tf import import_tensorflow
-
-import_tensorflow()
-
-import tensorflow as tf  # noqa: E402
+import collectives
+import tensorflow as tf
 
 TIMEOUT = 60.0  # seconds; the launcher ends this program sooner
 ALL, PAIRS = 1, 1000  # keys of groups: that of all workers, and the first of those of two

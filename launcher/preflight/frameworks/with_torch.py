@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 
+import collectives
 import torch
 from torch import distributed
-
-from trainers.common import collectives
 
 TIMEOUT = datetime.timedelta(seconds=60)  # the launcher ends this program sooner
 

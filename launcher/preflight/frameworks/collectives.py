@@ -2,7 +2,8 @@
 
 It prints lines of JSON: ``step`` at each step and once a second, then ``result`` or ``error``, and waits until it is
 killed or its standard input ends: no process leaves while others measure. The launcher has the time limits
-(docs/launcher-contract.md, R17.5).
+(docs/launcher-contract-preflight.md, R17.5). The programs run by their path in the image's Python, where no module of a
+user can take the place of this one.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ import functools
 import os
 from typing import Any
 
+import collectives
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from trainers.common import collectives
 
 
 def join() -> collectives.Group:
