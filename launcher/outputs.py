@@ -44,6 +44,8 @@ class Folders:
                 folder = f"{root}/attempt_{number}/{rank}" if root else f"{self._temporary}/{rank}"
                 os.makedirs(folder)
                 self.of[rank] = folder
+                for name in ("stdout", "stderr") if root else ():
+                    open(f"{folder}/{name}.log", "xb").close()  # fails now, before the first process is started
         except OSError as error:
             if root:
                 raise config_error(
@@ -96,15 +98,10 @@ class Copier:
         self._source = source
         self._stream = stream
         self._prefix = prefix.encode()
-        self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666) if file else None
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND) if file else None
 
     def start(self, lock: threading.Lock) -> None:
-        """Start the copying thread.
-
-        Args:
-            lock: shared by the copiers, so that lines are not mixed: a pipe takes more than 4096 bytes in parts
-                (pipe(7)).
-        """
+        """Start copying. All share the lock, because a pipe takes more than 4096 bytes in parts (pipe(7))."""
         import threading
 
         self._lock = lock

@@ -1,4 +1,4 @@
-"""The launcher in a container: below tini, as entry point, and with `docker run --init` (docs/launcher-contract.md#r15).
+"""The launcher in a container: below tini, as entry point, with `docker run --init` (docs/launcher-contract.md#r15).
 
 Containers have no network and are removed after each test.
 """
