@@ -31,6 +31,7 @@ Standard library only, Python 3.8 to 3.14, no import of a framework. One module 
     preflight  (package) tests of all nodes before the command, imported on request
     cli        arguments, and the order of the steps
 
-The launcher starts in about 17 ms. `typing`, `re`, `dataclasses`, `argparse` and `enum` would each take longer to
-import than the launcher's own work, so none of them is used; sockets, TLS and signals are imported only when needed.
+The launcher starts in about 12 ms. `typing`, `re`, `json`, `dataclasses`, `argparse` and `enum` would each take longer
+to import than the launcher's own work, so none of them is used where there are plain variables only; sockets, TLS and
+signals are imported only when needed.
 """
