@@ -64,6 +64,8 @@ def become_child_of_tini(argv: list[str]) -> None:
     Args:
         argv: the launcher's arguments.
     """
+    if not os.path.exists(sys.argv[0]):
+        return
     try:
         os.execvp("tini", ["tini", "--", sys.executable, "-I", "-S", sys.argv[0], *argv])
     except OSError:
