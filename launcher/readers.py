@@ -197,7 +197,7 @@ def pet(row: Source, env: Env, _: Slice | None) -> Cluster:
     if described:
         return described
     size = _upper(env, "PET_NNODES") or 1
-    rank = _rank({"PET_NODE_RANK": "0", **_set(env)}, "PET_NODE_RANK", size, "PET_NNODES")
+    rank = _rank(env, "PET_NODE_RANK", size, "PET_NNODES") if text(env, "PET_NODE_RANK") else 0
     head = text(env, "PET_MASTER_ADDR") or text(env, "PET_RDZV_ENDPOINT") or text(env, "MASTER_ADDR")
     if size > 1 and not head:
         raise config_error(
@@ -301,13 +301,11 @@ def indexed_job(row: Source, env: Env, found: Slice | None) -> Cluster | None:
     the metadata server.
     """
     if found and found.megascale:
-        env = {**found.megascale, **_set(env)}
-    slices = slice_number = 0
-    if text(env, "MEGASCALE_NUM_SLICES"):
-        slices = integer("MEGASCALE_NUM_SLICES", text(env, "MEGASCALE_NUM_SLICES"), 1, 4096)
-        own = text(env, "MEGASCALE_SLICE_ID") or ("0" if slices == 1 else "")
-        slice_number = integer("MEGASCALE_SLICE_ID", own, 0, slices - 1)
-    slices = slices or 1
+        env = {**found.megascale, **{name: value for name, value in env.items() if value.strip()}}
+    given = text(env, "MEGASCALE_NUM_SLICES")
+    slices = integer("MEGASCALE_NUM_SLICES", given or "1", 1, 4096)
+    own = text(env, "MEGASCALE_SLICE_ID") or ("0" if slices == 1 else "")
+    slice_number = integer("MEGASCALE_SLICE_ID", own, 0, slices - 1) if given else 0
     index = text(env, row.name)
     rank = integer(row.name, index, 0, MAX_NODES) if index else None
     if found:
@@ -532,10 +530,6 @@ def _json(name: str, value: str) -> object:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise config_error(f"{name} is not JSON (at character {getattr(error, 'pos', 0)})") from None
-
-
-def _set(env: Env) -> dict[str, str]:
-    return {name: value for name, value in env.items() if value.strip()}
 
 
 def _sysroot(env: Env) -> str:
