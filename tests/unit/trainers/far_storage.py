@@ -30,6 +30,7 @@ class FarStorage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ranges: list[tuple[str, int, int]] = []  # path, start, end
+        self.opened: list[str] = []  # to be read from the beginning
         self.failures: list[Exception] = []  # raised by the next reads
         self.seconds = 0.0  # that a read takes
         self.gather = 0  # reads wait until so many have been made at a time, for at most 20 seconds
@@ -53,7 +54,9 @@ class FarStorage:
         try:
             if failure:
                 raise failure
-            content = (self.folder / path).read_bytes()[start:end]
+            with (self.folder / path).open("rb") as file:
+                file.seek(start or 0)
+                content = file.read(-1 if end is None else end - (start or 0))
             with self.lock:
                 self.ranges.append((path, start or 0, (start or 0) + len(content)))
             return content
@@ -76,8 +79,10 @@ class FarStorage:
         inside = [place] if place.is_file() else sorted(entry for entry in place.rglob("*") if entry.is_file())
         return [str(entry.relative_to(self.folder)) for entry in inside]
 
-    def open(self, path: str, mode: str) -> IO[bytes]:
+    def open(self, path: str, mode: str, **_: object) -> IO[bytes]:
         place = self.folder / self._strip_protocol(path)
+        if mode == "rb":
+            self.opened.append(self._strip_protocol(path))
         return Object(place, self.folder) if mode == "wb" else place.open(mode)
 
     def rm(self, path: str) -> None:
