@@ -359,7 +359,7 @@ def test_imagenet_learns_counts_top5_exactly_and_resumes(here: Box, tmp_path_fac
     folder = tmp_path_factory.mktemp("imagenet")
     for split, count, seed in (("train", 150, 1), ("test", 53, 2)):
         made = [(number % 12, content) for number, (_, content) in enumerate(flowers_data.pictures(count, seed))]
-        flowers_data.write_tfrecord(folder / f"{split}-00000-of-00001", made)
+        flowers_data.write_tar(folder / f"{split}-00000.tar", made)
     data = here.put(folder, "imagenet")
     run = (f"--datadir={data}", "--num-classes=12", "--model=resnet18", "--image-size=32", "--progressive=24",
            "--epochs=6", "--batch-size=10", "--lr=0.02", "--warmup-epochs=1", "--ema=0.5", "--cutmix=1", "--mixup=0.2",

@@ -365,7 +365,7 @@ class Journal:
         return self._output.event(
             "summary", trainer=self.trainer, status=status, exit_code=code, **self.results(),
             wall_seconds=time.monotonic() - self._started, global_step=self._step, resumed_from=self._resumed_from,
-            repeated_reads=paths.retries.count, device=self.devices.label, processes=self.devices.processes,
+            device=self.devices.label, processes=self.devices.processes,
             seed=self.args.seed, weights_sha256=weights_sha256, versions=self._versions(), **more,
         )  # fmt: skip
 

@@ -9,45 +9,16 @@ import secrets
 import shutil
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any
 
 from trainers.common.exits import UserError
 
-# Attempts for one read. gcsfs and TensorFlow's client retry as well, gcsfs six times within 31 seconds, so a read
-# fails after about 100 seconds without an answer.
-_ATTEMPTS = 3
 _UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
 _EARLIER = ".earlier-"  # prefix of a folder while another one takes its name
 # Otherwise gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-Result = TypeVar("Result")
-
-
-class Unavailable(UserError):
-    """A read that failed for a reason that can pass, such as a timeout or the status 503."""
-
-
-class Retries:
-    """Counts the reads of this process that were repeated, and reports them: the first, the second, the fourth..."""
-
-    def __init__(self, pause: float = 1.0) -> None:
-        self.count = 0
-        self.pause = pause  # seconds before the second attempt, doubled for each further one
-        self._lock = threading.Lock()
-
-    def add(self, path: str, error: Exception) -> None:
-        """Count a read of ``path`` that failed with ``error`` and is repeated."""
-        with self._lock:
-            self.count += 1
-            count = self.count
-        if count & (count - 1) == 0:
-            print(f"note: {path}: {_reason(error)}; trying again ({count} reads repeated so far)", file=sys.stderr)
-
-
-retries = Retries()
 
 
 def is_remote(path: str) -> bool:
@@ -62,44 +33,20 @@ def join(folder: str, *names: str) -> str:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`."""
+    """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`.
+
+    gcsfs itself repeats, six times within 31 seconds, what fails for a reason that can pass.
+    """
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
     try:
-        yield _filesystem(path.partition("://")[0])
+        import fsspec  # type: ignore[import-not-found, unused-ignore]
+
+        yield fsspec.filesystem(path.partition("://")[0])
     except (FileNotFoundError, UserError):
         raise
     except Exception as error:  # OSError and exceptions of aiohttp, google.auth and gcsfs
-        kind = Unavailable if _is_transient(error) else UserError
-        raise kind(f"{path}: cannot be reached: {_reason(error)}") from None
-
-
-def _filesystem(scheme: str) -> Any:
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
-    import fsspec  # type: ignore[import-not-found, unused-ignore]
-
-    return fsspec.filesystem(scheme)
-
-
-def _reason(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
-
-
-def _is_transient(error: Exception) -> bool:
-    """Whether a read that failed with ``error`` can succeed later: not if access is denied or the request is wrong."""
-    code = str(getattr(error, "code", ""))  # of gcsfs' HttpError
-    if isinstance(error, (PermissionError, ValueError, TypeError, ImportError)) or str(error).startswith("Forbidden"):
-        return False
-    return not code.startswith("4") or code in ("408", "429")
-
-
-def retry(path: str, read: Callable[[], Result]) -> Result:
-    """The result of ``read()``, which is repeated with growing pauses while it raises :class:`Unavailable`."""
-    for attempt in range(_ATTEMPTS - 1):
-        try:
-            return read()
-        except Unavailable as error:
-            retries.add(path, error)
-            time.sleep(retries.pause * 2**attempt)
-    return read()
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:300]
+        raise UserError(f"{path}: cannot be reached: {reason}") from None
 
 
 def open_file(path: str, mode: str = "rb") -> IO[Any]:
@@ -111,14 +58,10 @@ def open_file(path: str, mode: str = "rb") -> IO[Any]:
 
 
 def read_file(path: str) -> bytes:
-    """The contents of ``path``; remote reads are retried. Raises ``FileNotFoundError`` and :class:`UserError`."""
-
-    def read() -> bytes:
+    """The contents of ``path``. Raises ``FileNotFoundError``; :class:`UserError` if a URL cannot be reached."""
+    if is_remote(path):
         with remote(path) as filesystem:
             return filesystem.cat_file(filesystem._strip_protocol(path))  # type: ignore[no-any-return]
-
-    if is_remote(path):
-        return retry(path, read)
     with open(path, "rb") as file:
         return file.read()
 

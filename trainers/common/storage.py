@@ -1,21 +1,14 @@
-"""Listing and reading data sets: in any order, by many threads, on local disks, mounts and ``gs://``."""
+"""Listing and reading data sets on local disks, mounts and ``gs://``."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import stat
 from dataclasses import dataclass
-from typing import IO
 
+from trainers.common import paths
 from trainers.common.exits import UserError
-from trainers.common.paths import Unavailable, is_remote, names, remote, retry
-
-_LISTING_THREADS = 32  # requests at a time where names and sizes need one request each
-# Of mounted network file systems: I/O error, stale handle, timeout, disconnected, no answer.
-_TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN)
 
 
 @dataclass(frozen=True)
@@ -29,65 +22,23 @@ class Entry:
 
 def is_slow(path: str) -> bool:
     """Return whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
-    return is_remote(path) or path.startswith("/gcs/")
-
-
-class _Handles(threading.local):
-    """Open local files per thread: opening one on a network file system costs a request."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, IO[bytes]] = {}
-
-    def get(self, path: str) -> int:
-        """A descriptor of ``path``."""
-        if path not in self.files:
-            if len(self.files) >= 8:  # with 64 threads, half of the usual limit of 1,024 open files
-                self.files.pop(next(iter(self.files))).close()
-            self.files[path] = open(path, "rb", buffering=0)  # noqa: SIM115 (kept open)
-        return self.files[path].fileno()
-
-
-_handles = _Handles()
-
-
-def read_range(path: str, start: int, end: int) -> bytes:
-    """The bytes of ``path`` from ``start`` up to ``end``, fewer if a local file ends before; transient errors are
-    retried. Raises :class:`UserError` if reading fails."""
-
-    def far() -> bytes:
-        try:
-            with remote(path) as filesystem:
-                found: bytes = filesystem.cat_file(filesystem._strip_protocol(path), start, end)
-        except FileNotFoundError:
-            raise UserError(f"{path}: was removed during the run") from None
-        if len(found) < end - start:
-            raise Unavailable(f"{path}: {len(found)} bytes arrived instead of {end - start}")
-        return found
-
-    def local() -> bytes:
-        try:
-            return os.pread(_handles.get(path), end - start, start)
-        except OSError as error:
-            kind = Unavailable if error.errno in _TRANSIENT else UserError
-            raise kind(f"{path}: cannot be read: {error.strerror}") from None
-
-    return retry(path, far if is_remote(path) else local)
+    return paths.is_remote(path) or path.startswith("/gcs/")
 
 
 def entries(folder: str) -> dict[str, Entry]:
-    """The contents of ``folder`` by name, sorted; empty if it does not exist."""
+    """The files and folders in ``folder`` by name, sorted; empty if it does not exist. Pipes and devices are none."""
     found = {}
     try:
-        if is_remote(folder):
-            return retry(folder, lambda: _remote_entries(folder))
+        if paths.is_remote(folder):
+            return _remote_entries(folder)
         with os.scandir(folder) as scanned:
             for entry in scanned:
-                if entry.is_dir():
-                    found[entry.name] = Entry(folder=True)
-                    continue
                 with contextlib.suppress(FileNotFoundError):  # another process's temporary file, renamed meanwhile
                     about = entry.stat()
-                    found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns))
+                    if stat.S_ISDIR(about.st_mode):
+                        found[entry.name] = Entry(folder=True)
+                    elif stat.S_ISREG(about.st_mode):
+                        found[entry.name] = Entry(about.st_size, str(about.st_mtime_ns))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -96,7 +47,7 @@ def entries(folder: str) -> dict[str, Entry]:
 
 
 def _remote_entries(folder: str) -> dict[str, Entry]:
-    with remote(folder) as filesystem:
+    with paths.remote(folder) as filesystem:
         filesystem.invalidate_cache()
         place = filesystem._strip_protocol(folder).rstrip("/")
         listed = filesystem.ls(place, detail=True)
@@ -110,9 +61,10 @@ def _remote_entries(folder: str) -> dict[str, Entry]:
     return dict(sorted(found.items()))
 
 
-def names_of(folders: list[str]) -> list[list[str]]:
-    """The names in each of ``folders``; several are listed at a time where that takes a request each."""
-    if not folders or not is_remote(folders[0]):
-        return [names(folder) for folder in folders]
-    with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-        return list(pool.map(lambda folder: retry(folder, lambda: names(folder)), folders))
+def read_range(path: str, start: int, end: int) -> bytes:
+    """The bytes of the URL ``path`` from ``start`` up to ``end``; raises :class:`UserError` if reading fails."""
+    try:
+        with paths.remote(path) as filesystem:
+            return filesystem.cat_file(filesystem._strip_protocol(path), start, end)  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        raise UserError(f"{path}: was removed during the run") from None

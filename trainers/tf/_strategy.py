@@ -26,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.common import exits, flags, order, paths
+from trainers.common import exits, flags, order
 from trainers.common.exits import USAGE, UserError
 from trainers.common.run import Run, State, Test
 
@@ -85,8 +85,6 @@ class Cluster:
 
         Raises :class:`UserError` if TF_CONFIG is invalid, or flags or the TPU cannot be used.
         """
-        if any(isinstance(value, str) and paths.is_remote(value) for value in vars(args).values()):
-            _use_gfile()
         workers, self.rank = _place_in_cluster()
         self.processes = 1
         self.kind = _kind(args.strategy, workers)
@@ -517,14 +515,6 @@ def vary_dropout(model: keras.Model) -> None:
             return seed + tf.stack([tf.cast(replica, seed.dtype) * 1_000_003, tf.constant(0, seed.dtype)])
 
         generator.next = next_seed
-
-
-def _use_gfile() -> None:
-    """Open ``gs://`` with TensorFlow's client; without fsspec only local files are supported."""
-    with contextlib.suppress(ImportError):
-        from trainers.tf import _gfile
-
-        _gfile.register()
 
 
 def _place_in_cluster() -> tuple[int, int]:

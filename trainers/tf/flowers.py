@@ -33,7 +33,7 @@ import tensorflow as tf
 from keras import layers
 
 from trainers.common.run import Run, Test
-from trainers.tf import _strategy
+from trainers.tf import _strategy, _tfrecord  # noqa: F401 - TFRecord files of --datadir
 from trainers.tf._strategy import Cluster
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights

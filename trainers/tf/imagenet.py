@@ -32,7 +32,7 @@ import tensorflow as tf
 from keras import layers
 
 from trainers.common.run import Run, Test
-from trainers.tf import _strategy
+from trainers.tf import _strategy, _tfrecord  # noqa: F401 - TFRecord files of --datadir
 from trainers.tf._strategy import Cluster
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from trainers.common import images
 from trainers.common.exits import Damaged
@@ -37,23 +39,26 @@ _decode = _decoder()
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], images.Box]) -> np.ndarray:
     """Like :func:`trainers.common.images.decode`, which handles all but plain JPEGs, with boxes rounded to pixels."""
-    found = images.frame(content) if _decode else None
-    if found is None or found.components not in (1, 3):
+    try:
+        with Image.open(io.BytesIO(content)) as header:  # reads no pixels
+            plain = header.format == "JPEG" and header.mode in ("L", "RGB")
+            box = choose(*header.size)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        plain = False
+    if not _decode or not plain:
         return images.decode(content, where, side, choose)
-    box = choose(found.width, found.height)
     left, right = round(min(box[0], box[2])), round(max(box[0], box[2]))
     upper, lower = round(box[1]), round(box[3])
     if min(right - left, lower - upper) >= 2 * side:  # Pillow then decodes at half the size, which is faster
-        return images.decode(content, where, side, lambda width, height: box)
+        return images.decode(content, where, side, choose)
     try:
         # A bytearray, because torch warns about read-only buffers.
-        image = _decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0)  # type: ignore[misc]
+        image = _decode(torch.frombuffer(bytearray(content), dtype=torch.uint8)).permute(1, 2, 0)
     except RuntimeError as error:
         raise Damaged(f"{where}: is no readable image ({str(error).splitlines()[0]}); replace or remove it") from None
     # Copied by numpy: torch would start OpenMP threads for this small copy, in each of the decoding threads.
     part = np.ascontiguousarray(image.numpy()[upper : max(lower, upper + 1), left : max(right, left + 1)])
     # A channels_last batch of one image: the layout for which the uint8 kernel is fast.
     batch = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
-    scaled = F.interpolate(batch, size=(side, side), mode="bilinear", antialias=True)
-    pixels: np.ndarray = scaled[0].permute(1, 2, 0).numpy()
-    return images.mirrored(pixels) if box[0] > box[2] else pixels
+    scaled = F.interpolate(batch, size=(side, side), mode="bilinear", antialias=True)[0]
+    return (scaled.flip(2) if box[0] > box[2] else scaled).permute(1, 2, 0).numpy()

@@ -4,7 +4,7 @@
     python -m trainers.torch.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
     torchrun --nproc-per-node 8 -m trainers.torch.imagenet --datadir FOLDER --epochs 90 --ema 0.9999
 
-FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains. The same command
+FOLDER holds class folders or tar shards; threads decode while the device trains. The same command
 continues a run from its last checkpoint. On SIGTERM a run completes its step, saves and exits with 143.
 """
 

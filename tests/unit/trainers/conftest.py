@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 from far_storage import FarStorage
-from trainers.common import paths
 
 
 @pytest.fixture
@@ -18,7 +17,6 @@ def mount(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], FarStorage]:
 
     def storage(folder: Path) -> FarStorage:
         made = FarStorage(folder)
-        monkeypatch.setattr(paths, "retries", paths.Retries(pause=0.0))
         monkeypatch.setitem(sys.modules, "fsspec", SimpleNamespace(filesystem=lambda scheme: made))
         return made
 

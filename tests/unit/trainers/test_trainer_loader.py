@@ -13,7 +13,7 @@ import pytest
 from far_storage import FarStorage
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers.common import exits, flags, imagenet_data, images, order, paths
+from trainers.common import exits, flags, imagenet_data, images, order
 from trainers.common.exits import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
@@ -46,21 +46,17 @@ def labels_of(source: images.Images) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("form", "train", "test"),
+    ("train", "test"),
     [
-        ("tar", "imagenet1k-train-{}.tar", "imagenet1k-validation-{}.tar"),
-        ("tar", "train_{}.tar", "val_{}.tar"),
-        ("tar", "inat.train.{}.tar", "inat.valid.{}.tar"),
-        ("tar", "train{}.tar", "test{}.tar"),
-        ("tfrecord", "imagenet2012-train.tfrecord-{}-of-00001", "imagenet2012-validation.tfrecord-{}-of-00001"),
+        ("imagenet1k-train-{}.tar", "imagenet1k-validation-{}.tar"),
+        ("train_{}.tar", "val_{}.tar"),
+        ("inat.train.{}.tar", "inat.valid.{}.tar"),
+        ("train{}.tar", "test{}.tar"),
     ],
 )
-def test_training_and_validation_shards_in_one_folder_are_not_merged(
-    form: str, train: str, test: str, tmp_path: Path
-) -> None:
-    write = drawn.write_tar if form == "tar" else drawn.write_tfrecord
-    write(tmp_path / train.format("00000"), drawn.pictures(20, 0))
-    write(tmp_path / test.format("00000"), drawn.pictures(7, 1))
+def test_training_and_validation_shards_in_one_folder_are_not_merged(train: str, test: str, tmp_path: Path) -> None:
+    drawn.write_tar(tmp_path / train.format("00000"), drawn.pictures(20, 0))
+    drawn.write_tar(tmp_path / test.format("00000"), drawn.pictures(7, 1))
     for split, made in (("train", drawn.pictures(20, 0)), ("test", drawn.pictures(7, 1))):
         found = images.find(str(tmp_path), split)
         assert sorted(found.read(number)[:2] for number in range(found.count)) == sorted(
@@ -104,12 +100,12 @@ def test_a_class_that_only_the_validation_set_has_is_a_usage_error(tmp_path: Pat
 # --- reading and decoding ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["folder", "tar", "tfrecord"])
+@pytest.mark.parametrize("form", ["folder", "tar"])
 def test_reading_waits_for_more_images_at_a_time_than_are_decoded(
     form: str, far: FarStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads decode; every read waits here until 50 wait at a time."""
-    monkeypatch.setattr(images, "_GAP", 0)  # these images are so small that neighbours would be read together
+    monkeypatch.setattr(images, "_GAP", -1)  # these images are so small that neighbours would be read together
     drawn.write(far.folder / "d", form, train=200, test=5)
     source = images.find("far://d", "train")
     far.gather, far.most_at_once = 50, 0
@@ -119,9 +115,8 @@ def test_reading_waits_for_more_images_at_a_time_than_are_decoded(
     assert 50 <= far.most_at_once <= images.READERS
 
 
-@pytest.mark.parametrize("form", ["tar", "tfrecord"])
-def test_neighbours_in_a_remote_shard_are_read_with_one_request(form: str, far: FarStorage) -> None:
-    drawn.write(far.folder / "d", form, train=200, test=5)
+def test_neighbours_in_a_remote_shard_are_read_with_one_request(far: FarStorage) -> None:
+    drawn.write(far.folder / "d", "tar", train=200, test=5)
     source = images.find("far://d", "train")
     far.ranges.clear()
     pixels, labels = images.Loader(source, 2).all(32)
@@ -200,7 +195,7 @@ def test_damaged_images_are_skipped_and_reported_once(tmp_path: Path, capsys: py
         assert labels.tolist() == [2, -1, -1, 2] and pixels[1].max() == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note")]
     assert len(lines) == 2 and "(2 of at most 2 so far)" in lines[1]
-    assert sorted(line.split(": ")[2] for line in lines) == ["00003.jpg", "00004.jpg"]
+    assert all("train-0.tar: the image at byte " in line for line in lines)
     assert all("is no readable image" in line and "skipped" in line for line in lines)
 
 
@@ -222,19 +217,6 @@ def test_one_damaged_image_of_a_small_set_is_skipped(tmp_path: Path, capsys: pyt
         list(images.Loader(small.part(np.array([3])), 2).batches([np.array([0])], 32, middle))
 
 
-def test_a_record_with_a_wrong_checksum_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = drawn.pictures(1, 0)[0][1]
-    drawn.write_tfrecord(tmp_path / "train-00000-of-00001", [(number % 5, picture) for number in range(1000)])
-    drawn.write_tfrecord(tmp_path / "val-00000-of-00001", [(0, picture)])
-    path = tmp_path / "train-00000-of-00001"
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
-    ((_, labels),) = images.Loader(images.find(str(tmp_path), "train"), 2).batches([np.arange(4)], 32, middle)
-    assert labels.tolist() == [1, 1, 2, 3]
-    assert "record 0: its checksum is wrong" in capsys.readouterr().err
-
-
 def test_a_test_image_that_is_damaged_counts_as_a_wrong_answer(tmp_path: Path) -> None:
     many(tmp_path, 1000, [1])
     (tmp_path / "val-0.tar").rename(tmp_path / "x")
@@ -249,26 +231,8 @@ def test_a_test_image_that_is_damaged_counts_as_a_wrong_answer(tmp_path: Path) -
 # --- storage that fails -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [HttpError(503), HttpError(429), TimeoutError(), ConnectionResetError("reset")])
-def test_reads_that_fail_for_a_while_are_repeated_and_counted(
-    error: Exception, far: FarStorage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drawn.write(far.folder / "d", "tar", train=20, test=5)
-    source = images.find("far://d", "train")
-    far.failures = [error, error]
-    ((_, labels),) = images.Loader(source, 2).batches([np.arange(20)], 32, middle)
-    assert labels.tolist() == [source.read(number)[1] for number in range(20)]
-    assert paths.retries.count == 2
-    assert "trying again (1 reads repeated so far)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "times"),
-    [(OSError("Forbidden: https://storage\nno permission"), 1), (HttpError(401), 1), (HttpError(503), 3)],
-)
-def test_storage_that_fails_in_the_middle_of_an_epoch_is_one_line(
-    error: Exception, times: int, far: FarStorage
-) -> None:
+@pytest.mark.parametrize("error", [OSError("Forbidden: https://storage\nno permission"), HttpError(503)])
+def test_storage_that_fails_in_the_middle_of_an_epoch_is_one_line(error: Exception, far: FarStorage) -> None:
     drawn.write(far.folder / "d", "tar", train=60, test=5)
     loader = images.Loader(images.find("far://d", "train"), 2, ahead=1)
     batches = loader.batches(np.arange(60).reshape(6, 10), 32, middle)
@@ -277,7 +241,6 @@ def test_storage_that_fails_in_the_middle_of_an_epoch_is_one_line(
     with pytest.raises(UserError, match=r"far://d/train-00000\.tar: cannot be reached: (Forbidden|error)") as raised:
         list(batches)
     assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
-    assert 1000 - len(far.failures) >= times
 
 
 def test_an_object_that_disappears_is_one_line(far: FarStorage) -> None:
