@@ -254,7 +254,8 @@ def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classe
     else:
         images = _class_folders(folder, contents, classes)
     if not images.count:
-        raise UserError(f"{folder}: has no images: neither <class>/*.jpg nor *.tar (TFRecord: TensorFlow's trainers)")
+        raise UserError(f"{folder}: has no images: neither <class>/*.jpg nor *.tar (of TFRecord files, which only the"
+                        " TensorFlow trainers read, make tar shards)")  # fmt: skip
     return images
 
 

@@ -99,7 +99,7 @@ def _make(folder: str, names: list[str], peers: Peers, scan: Scan, large: bool) 
             try:
                 if paths.is_remote(path):
                     filesystem = stack.enter_context(paths.remote(path))
-                    file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK))
+                    file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK, cache_type="readahead"))
                 else:
                     file = stack.enter_context(open(path, "rb"))
                 rows = scan(file, path)

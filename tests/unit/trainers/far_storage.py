@@ -24,13 +24,25 @@ class Object(io.BytesIO):
         super().close()
 
 
+class Ranged(io.FileIO):
+    """A file whose reads are requests."""
+
+    def __init__(self, storage: FarStorage, path: str) -> None:
+        super().__init__(storage.folder / path)
+        self.storage, self.path = storage, path
+
+    def readinto(self, buffer: Any) -> int:
+        start, count = self.tell(), super().readinto(buffer) or 0
+        self.storage.ranges.append((self.path, start, start + count))
+        return count
+
+
 class FarStorage:
     """What :mod:`trainers.common.paths` uses of a file system; ``far://x`` is ``folder/x``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.ranges: list[tuple[str, int, int]] = []  # path, start, end
-        self.opened: list[str] = []  # to be read from the beginning
         self.failures: list[Exception] = []  # raised by the next reads
         self.seconds = 0.0  # that a read takes
         self.gather = 0  # reads wait until so many have been made at a time, for at most 20 seconds
@@ -79,11 +91,12 @@ class FarStorage:
         inside = [place] if place.is_file() else sorted(entry for entry in place.rglob("*") if entry.is_file())
         return [str(entry.relative_to(self.folder)) for entry in inside]
 
-    def open(self, path: str, mode: str, **_: object) -> IO[bytes]:
-        place = self.folder / self._strip_protocol(path)
-        if mode == "rb":
-            self.opened.append(self._strip_protocol(path))
-        return Object(place, self.folder) if mode == "wb" else place.open(mode)
+    def open(self, path: str, mode: str, block_size: int = 1 << 10, cache_type: str = "", **_: object) -> IO[bytes]:
+        path = self._strip_protocol(path)
+        if mode == "wb":
+            return Object(self.folder / path, self.folder)
+        # As gcsfs: its default cache asks for what each read wants, and no more.
+        return io.BufferedReader(Ranged(self, path), block_size if cache_type == "readahead" else 1 << 10)
 
     def rm(self, path: str) -> None:
         (self.folder / self._strip_protocol(path)).unlink()

@@ -11,7 +11,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import pytest
 from far_storage import FarStorage
@@ -52,15 +52,21 @@ def both(folder: str, **more: str) -> tuple[images.Images, images.Images]:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def test_shards_are_read_once_and_not_at_all_at_the_next_start(far: FarStorage) -> None:
+def opened(far: FarStorage) -> list[str]:
+    """The shards that were read from their beginning, sorted."""
+    return sorted(path for path, start, _ in far.ranges if path.endswith(".tar") and start == 0)
+
+
+def test_shards_are_read_once_in_large_blocks_and_not_at_all_at_the_next_start(far: FarStorage) -> None:
     drawn.write(far.folder / "d", "tar", train=410, test=7)
-    names = sorted(f"d/{path.name}" for path in (far.folder / "d").iterdir())
-    train, test = both("far://d")
-    assert (train.count, test.count) == (410, 7) and sorted(far.opened) == names
+    shards_there = {f"d/{path.name}": path.stat().st_size for path in (far.folder / "d").iterdir()}
+    train, test = images.find_splits("far://d")
+    assert (train.count, test.count) == (410, 7) and opened(far) == sorted(shards_there)
+    assert sum(end > start for _, start, end in far.ranges) == len(shards_there), "each is smaller than a block"
     first, prints = train.read(300), (train.fingerprint(), test.fingerprint())
-    far.opened.clear()
-    train, test = both("far://d")
-    assert far.opened == [], "only the index is read"
+    far.ranges.clear()
+    train, test = images.find_splits("far://d")
+    assert {path.rpartition(".")[2] for path, _, _ in far.ranges} == {"index"}, "only the index is read"
     assert train.read(300) == first and (train.fingerprint(), test.fingerprint()) == prints
 
 
@@ -95,24 +101,24 @@ def test_the_index_is_kept_in_the_output_folder_if_the_data_are_not_writable(
     far: FarStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn.write(far.folder / "d", "tar", train=10, test=5)
-    opened = far.open
+    original = far.open
 
-    def refuse(path: str, mode: str, **options: object) -> IO[bytes]:
+    def refuse(path: str, mode: str, **options: Any) -> IO[bytes]:
         if mode == "wb":
             raise OSError("Forbidden: no permission storage.objects.create")
-        return opened(path, mode, **options)
+        return original(path, mode, **options)
 
     monkeypatch.setattr(far, "open", refuse)
     both("far://d", output_dir=str(tmp_path / "out"))
     assert not list((far.folder / "d").glob("*.index"))
-    far.opened.clear()
+    far.ranges.clear()
     assert both("far://d", output_dir=str(tmp_path / "out"))[0].count == 10
-    assert far.opened == []
+    assert opened(far) == []
     assert "cannot be saved" not in capsys.readouterr().err, "not for few shards"
     monkeypatch.setattr(shards, "LARGE", 0)
     both("far://d")
     said = capsys.readouterr().err
-    assert "this happens once" in said and "cannot be saved" in said and far.opened
+    assert "this happens once" in said and "cannot be saved" in said and opened(far)
 
 
 def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
@@ -244,7 +250,7 @@ def test_processes_share_the_work_of_the_index(far: FarStorage) -> None:
     write_tar(far.folder / "d" / "val-0.tar", samples(0, 3))
     names = sorted(f"d/{path.name}" for path in (far.folder / "d").iterdir())
     found = together(3, lambda rank: images.find_splits("far://d", "", rank))
-    assert sorted(far.opened) == names, "each shard is read by one of them"
+    assert opened(far) == names, "each shard is read by one of them"
     labels = [number * 10 + place for number in range(7) for place in range(3 + number)]
     for pair in found:
         assert isinstance(pair, tuple)
