@@ -13,9 +13,9 @@ import json
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -76,11 +76,10 @@ def load(
     ``peers`` read a part each. Raises :class:`UserError` on all of them if a shard is damaged.
     """
     size = sum(found[name].size for name in names)
-    sizes = hashlib.sha256(json.dumps([[name, found[name].size] for name in names]).encode()).hexdigest()[:12]
-    check_alike(peers, folder, f"{len(names)} shards of {size} bytes, fingerprint {sizes}")
-    about = json.dumps([[name, found[name].size, found[name].version] for name in names])
-    key = hashlib.sha256(about.encode()).hexdigest().encode()
-    file = f"trainyard-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}.index"
+    sizes = _digest([[name, found[name].size] for name in names])
+    check_alike(peers, folder, f"{len(names)} shards of {size} bytes, fingerprint {sizes[:12]}")
+    key = _digest([[name, found[name].size, found[name].version] for name in names]).encode()
+    file = f"trainyard-{_digest(names)[:12]}.index"
     kept = [paths.join(place, file) for place in (folder, spare) if place]
     # One process looks, so that all agree; copies of the data on several hosts have other times.
     content = peers.broadcast(_read(kept, key) if peers.rank == 0 else b"")
@@ -92,23 +91,32 @@ def load(
     return np.frombuffer(content, RECORD)
 
 
+def _digest(names: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _reader(path: str) -> Iterator[IO[bytes]]:
+    if not paths.is_remote(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    ahead = {"block_size": _BLOCK, "cache_type": "readahead"}  # gcsfs' default asks for each header separately
+    with paths.remote(path) as filesystem, filesystem.open(path, "rb", **ahead) as file:
+        yield file
+
+
 def _make(folder: str, names: list[str], peers: Peers, scan: Scan, large: bool) -> np.ndarray:
     def one(number: int) -> bytes:
         path = paths.join(folder, names[number])
-        with contextlib.ExitStack() as stack:
-            try:
-                if paths.is_remote(path):
-                    filesystem = stack.enter_context(paths.remote(path))
-                    file = stack.enter_context(filesystem.open(path, "rb", block_size=_BLOCK, cache_type="readahead"))
-                else:
-                    file = stack.enter_context(open(path, "rb"))
+        try:
+            with _reader(path) as file:
                 rows = scan(file, path)
-                if any(row[1] >> 32 for row in rows):
-                    raise UserError(f"{path}: has a record of 4 GB or more")
-                return np.array([(number, *row) for row in rows], RECORD).tobytes()
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-        raise AssertionError
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        if any(row[1] >> 32 for row in rows):
+            raise UserError(f"{path}: has a record of 4 GB or more")
+        return np.array([(number, *row) for row in rows], RECORD).tobytes()
 
     parts: list[bytes] = []
     at_once, said = _READS * peers.processes, time.monotonic() - _PROGRESS
