@@ -178,6 +178,28 @@ def test_a_damaged_tfrecord_file_is_one_line(here: Box, damage: str, message: st
     assert_one_line(here.trainer("tf.flowers", f"--datadir={data}", *SIZES), "flowers", message)
 
 
+def test_a_tfrecord_that_is_no_image_is_named_with_its_features(here: Box) -> None:
+    """And the CRC32C of 32 bytes of zero is 0x8a9136aa, as RFC 3720 B.4 has it."""
+    checked = here.python("""
+import struct, tensorflow as tf
+from trainers.common.exits import UserError
+from trainers.tf import _tfrecord
+def refused(data):
+    try:
+        return _tfrecord.parse(data + _tfrecord._masked_crc(data), "x")
+    except UserError as error:
+        return str(error)
+example = tf.train.Example()
+example.features.feature["height"].int64_list.value.append(5)
+assert refused(example.SerializeToString()) == "x: no image/encoded and image/class/label among height"
+assert refused(b"\\x0a\\xff\\xff") == "x: not a tf.train.Example"
+crc = 0x8A9136AA
+masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+assert struct.unpack("<I", _tfrecord._masked_crc(bytes(32))) == (masked,)
+""")
+    assert checked.code == 0, checked.output
+
+
 @pytest.mark.parametrize("trainer", ["flowers", "imagenet"])
 def test_a_truncated_image_is_one_line(here: Box, trainer: str, tmp_path: Path) -> None:
     folder = flowers_data.write(tmp_path, train=30, test=5)
