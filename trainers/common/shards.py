@@ -81,8 +81,9 @@ def load(
     key = _digest([[name, found[name].size, found[name].version] for name in names]).encode()
     file = f"trainyard-{_digest(names)[:12]}.index"
     kept = [paths.join(place, file) for place in (folder, spare) if place]
-    # One process looks, so that all agree; copies of the data on several hosts have other times.
-    content = peers.broadcast(_read(kept, key) if peers.rank == 0 else b"")
+    # One process looks, so that all agree; copies of the data on several hosts have other times. And some collectives
+    # cannot send nothing.
+    content = peers.broadcast(b"+" + (_read(kept, key) if peers.rank == 0 else b""))[1:]
     if not content:
         table = _make(folder, names, peers, scan, size >= LARGE)
         content = table.tobytes()
