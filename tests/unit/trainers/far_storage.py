@@ -78,7 +78,10 @@ class FarStorage:
 
     def open(self, path: str, mode: str) -> IO[bytes]:
         place = self.folder / self._strip_protocol(path)
-        return Object(place, self.folder) if mode == "wb" else place.open(mode)
+        if mode == "wb":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            return Object(place, self.folder)
+        return place.open(mode)
 
     def rm(self, path: str) -> None:
         (self.folder / self._strip_protocol(path)).unlink()
@@ -87,6 +90,16 @@ class FarStorage:
         new = self.folder / self._strip_protocol(target)
         new.parent.mkdir(exist_ok=True)
         new.write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
+
+    def put(self, source: str, target: str, recursive: bool) -> None:
+        for path in Path(source).rglob("*"):
+            if path.is_file():
+                place = self.folder / self._strip_protocol(target) / path.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(path.read_bytes())
+
+    def get(self, path: str, target: str) -> None:
+        Path(target).write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
 
     def bytes_of(self, suffix: str) -> int:
         """How many bytes were read of files whose names end with ``suffix``."""
