@@ -62,7 +62,7 @@ class Lines:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: it is closed
-            self.lost += [getattr(error, "strerror", None) or str(error)] * text.count("\n")
+            Lines.lost.extend([getattr(error, "strerror", None) or str(error)] * text.count("\n"))
         return len(text)
 
     def flush(self) -> None:
@@ -359,7 +359,7 @@ class Job:
             return
         self._step = step
         self._pause()
-        lost = [reason for lease in self._leases if (reason := _attempt(lambda _, held=lease: held.check(), 0)[1])]
+        lost = [reason for lease in self._leases if (reason := _attempt(files.Lease.check, lease)[1])]
         if reason := self.peers.broadcast("".join(lost[:1])):  # another run has taken a folder of this one
             raise UserError(reason)
         self._check_weights()

@@ -155,8 +155,10 @@ def make_optimizers(model: GPT, args: argparse.Namespace) -> list[torch.optim.Op
             matrices.append(parameter)
         else:
             (decayed if parameter.dim() == 2 else others).append(parameter)
+    device = next(model.parameters()).device.type
+    kind = {"fused": True} if device in ("cpu", "cuda") else {"capturable": True}
     groups = [{"params": decayed, "weight_decay": args.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), **kind)]
     if args.optimizer == "muon":
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"--optimizer muon needs torch 2.9 or later, this is {torch.__version__}: use adamw",

@@ -24,7 +24,8 @@ from trainers.common import job
 from trainers.common.files import USAGE, UserError
 
 BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; those between CPUs are gloo's
-warnings.filterwarnings("ignore", "fsync not supported")  # by objects, which need none
+# PyTorch's checkpoints warn about objects, which need no fsync, and about a single process, which needs no group.
+warnings.filterwarnings("ignore", "fsync not supported|torch.distributed is (disabled|unavailable)")
 # Parts of the errors that gloo and NCCL raise after another process has ended.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
         "Timed out waiting", "NCCL communicator was aborted", "remote process exited")  # fmt: skip
@@ -60,9 +61,7 @@ class Peers:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(args.seed)
-        if self.size == 1:  # checkpoints and FSDP2 need a group even of one
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would look up the name of this host
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if self.size == 1:
             return
         if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]:
             raise UserError(f"WORLD_SIZE={self.size} without {', '.join(missing)}: start with torchrun", USAGE)
@@ -111,17 +110,20 @@ class Peers:
 
     def maximum(self, values: list[float]) -> list[float]:
         numbers = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        if self.size > 1:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers.tolist()  # type: ignore[no-any-return]
 
     def gather(self, content: Any) -> list[Any]:
-        found = [None] * self.size
-        dist.all_gather_object(found, content)
+        found = [content] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, content)
         return found
 
     def broadcast(self, content: Any) -> Any:
         box = [content]
-        dist.broadcast_object_list(box, device=torch.device("cpu"))
+        if self.size > 1:
+            dist.broadcast_object_list(box, device=torch.device("cpu"))
         return box[0]
 
     def wait(self) -> None:

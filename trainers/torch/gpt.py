@@ -209,11 +209,11 @@ def state(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str
     return {"model": weights, "optimizer": moments}
 
 
-def save(model: nn.Module, optimizers: list[torch.optim.Optimizer], group: Any, folder: str) -> Any:
-    """Write this process's part of a checkpoint; with a ``group`` for it, from a copy, while the training goes on."""
+def save(model: nn.Module, optimizers: list[torch.optim.Optimizer], later: bool, group: Any, folder: str) -> Any:
+    """Write this process's part of a checkpoint; ``later``, from a copy, in a ``group`` of its own, while it trains."""
     import torch.distributed.checkpoint as dcp
 
-    if group is not None:
+    if later:
         return dcp.async_save(state(model, optimizers), checkpoint_id=folder, process_group=group)
     dcp.save(state(model, optimizers), checkpoint_id=folder)
     return None
@@ -319,7 +319,8 @@ def main(args: argparse.Namespace) -> int:
         job.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {job.count:,} in a step, on {peers.size} x"
                 f" {peers.device.type} in {args.precision}")  # fmt: skip
         test = partial(evaluate, model, batches, peers, bytes_per_token, job.stop)
-        saving = partial(save, model, optimizers, dist.new_group(backend="gloo") if args.async_save else None)
+        group = dist.new_group(backend="gloo") if args.async_save and peers.size > 1 else None
+        saving = partial(save, model, optimizers, args.async_save, group)
         step = job.resume(partial(load, model, optimizers))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())
@@ -338,7 +339,7 @@ def main(args: argparse.Namespace) -> int:
             )
             tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches, peers)
             job.say(f"sample: {text.tokenizer.decode(tokens)!r}")
-        return job.finish(step, partial(save, model, optimizers, None), partial(export, model, config, text))
+        return job.finish(step, partial(save, model, optimizers, False, None), partial(export, model, config, text))
 
 
 if __name__ == "__main__":

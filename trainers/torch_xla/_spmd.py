@@ -52,8 +52,6 @@ class Mesh(Peers):
         self.processes = self.size
         if self.size > 1:  # torch_xla has its own rendezvous; gloo only serves maximum(), gather() and the like
             dist.init_process_group("gloo", init_method="xla://")
-        else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.device = torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
         self.label = f"{self.device}/{self.rank}"
         if args.precision == "fp16":
