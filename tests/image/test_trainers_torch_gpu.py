@@ -35,7 +35,9 @@ def test_scaled_gradients_in_fp16_learn_and_resume_exactly(here: Box, optimizer:
     assert here.trainer("torch.mnist", *kept).learned()["weights_sha256"] == whole["weights_sha256"]
     scale = here.python(f"""
 import glob, torch
-print(torch.load(sorted(glob.glob("/tmp/whole-{optimizer}/*.ckpt"))[-1], weights_only=True)["scaler"]["scale"])
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save(sorted(glob.glob("/tmp/whole-{optimizer}/step-*"))[-1], "/tmp/scaler.pt")
+print(torch.load("/tmp/scaler.pt", weights_only=False)["scaler"]["scale"])
 """)
     assert float(scale.lines[-1]) > 1, scale.output
 
@@ -43,13 +45,11 @@ print(torch.load(sorted(glob.glob("/tmp/whole-{optimizer}/*.ckpt"))[-1], weights
 def test_a_gpu_trains_in_the_precision_that_it_multiplies_fast(here: Box) -> None:
     found = here.python("""
 import torch
-from trainers.torch import _device
-device = _device.Device.__new__(_device.Device)
-device.kind, device.device = "cuda", torch.device("cuda", 0)
+from trainers.torch import _peers
 for capability in ((6, 0), (7, 0), (7, 5), (8, 0), (9, 0)):
     torch.cuda.get_device_capability = lambda device: capability
     torch.cuda.is_bf16_supported = lambda including_emulation: capability >= (8, 0)
-    print(*capability, device._precision())
+    print(*capability, _peers.fastest_precision(torch.device("cuda", 0)))
 """)
     assert found.lines[-5:] == ["6 0 fp32", "7 0 fp16", "7 5 fp16", "8 0 bf16", "9 0 bf16"], found.output
 
@@ -57,13 +57,12 @@ for capability in ((6, 0), (7, 0), (7, 5), (8, 0), (9, 0)):
 def test_the_processes_of_gpus_join_with_their_devices(here: Box) -> None:
     found = here.python("""
 import os, torch
-from trainers.torch import _device
-os.environ.update(MASTER_ADDR="x", MASTER_PORT="1", RANK="1")
-_device.distributed.init_process_group = lambda backend, timeout, device_id: print(backend, device_id)
-device = _device.Device.__new__(_device.Device)
+from trainers.torch import _peers, mnist
+os.environ.update(MASTER_ADDR="x", MASTER_PORT="1", RANK="1", WORLD_SIZE="2")
+_peers.dist.init_process_group = lambda backend, timeout, device_id: print(backend, device_id)
 for kind in ("cuda", "cpu"):
-    device.kind, device.device, device.processes, device.rank = kind, torch.device(kind, 1), 2, 1
-    device._join()
+    _peers.find_device = lambda name, processes: torch.device(kind, 1)
+    _peers.Peers(mnist.parse_args(["--precision=fp32"]))
 """)
     assert found.lines[-2:] == ["cpu:gloo,cuda:nccl cuda:1", "gloo None"], found.output
 
@@ -71,13 +70,13 @@ for kind in ("cuda", "cpu"):
 def test_a_gpu_that_triton_does_not_support_trains_without_compiling(here: Box) -> None:
     found = here.python("""
 import argparse, torch
-from trainers.torch import _device
-device = argparse.Namespace(kind="cuda", device=torch.device("cuda", 0), chief=True)
+from trainers.torch import _images
+peers = argparse.Namespace(device=torch.device("cuda", 0), rank=0)
 torch.compile = lambda model, dynamic: "compiled"
 for capability in ((6, 1), (7, 0)):
     torch.cuda.get_device_capability = lambda device: capability
-    print(_device.compiled("eager", "auto", device))
-print(_device.compiled("eager", "auto", argparse.Namespace(kind="cpu")))
+    print(_images.compiled("eager", "auto", peers))
+print(_images.compiled("eager", "auto", argparse.Namespace(device=torch.device("cpu"))))
 """)
     line = "Triton needs compute capability 7.0: training without torch.compile"
     assert found.lines[-4:] == [line, "eager", "compiled", "eager"], found.output

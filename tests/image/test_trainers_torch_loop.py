@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from trainers.common import mnist_data
 
-from tests.image.trainer_box import COUNT, FLOAT32, MNIST_FORWARD, PYTHON, Box, Ended, box, few_digits
+from tests.image.trainer_box import COUNT, FLOAT32, MNIST_FORWARD, PYTHON, TENSORS, Box, Ended, box, few_digits
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 
@@ -46,35 +46,15 @@ def one_line(ended: Ended, trainer: str) -> str:
     return said[0]
 
 
-def test_a_run_of_mnist_uses_at_most_ten_modules_of_the_project(here: Box) -> None:
-    """The packages' own files aside, which hold a docstring."""
-    counted = here.python("""
-import runpy, sys
-from trainers.common import exits
-def leave(code):
-    raise SystemExit(code)
-exits.leave = leave
-sys.argv = ["mnist", "--device=cpu", "--datadir=/data/digits", "--num-steps=2", "--checkpoint-dir=/tmp/modules"]
-try:
-    runpy.run_module("trainers.torch.mnist", run_name="__main__")
-except SystemExit as ended:
-    assert not ended.code, ended.code
-used = {name for name in sys.modules if name.startswith("trainers") and not hasattr(sys.modules[name], "__path__")}
-print(sorted(used | {"trainers.torch.mnist"}))
-""")
-    used = json.loads(counted.lines[-1].replace("'", '"'))
-    assert "trainers.common.log" in used and len(used) <= 10, used
-
-
 def test_dropout_depends_on_seed_step_and_rank(here: Box) -> None:
     checked = here.python("""
-import os, torch
-from trainers.common import flags
-from trainers.torch import _device
+import torch
+from trainers.torch import mnist
+from trainers.torch._peers import Peers
+peers = Peers(mnist.parse_args(["--device=cpu"]))
 def mask(seed, step, rank):
-    device = _device.Device(flags.parse("x", "", flags.TORCH, ["--device=cpu", f"--seed={seed}"]), "cpu")
-    device.rank = rank
-    device.seed_step(step)
+    peers.rank = rank
+    peers.seed(seed, step)
     return tuple(torch.nn.functional.dropout(torch.ones(200)).tolist())
 masks = [mask(seed, step, rank) for seed in (0, 1) for step in (0, 1, 70_000) for rank in (0, 1)]
 assert len(set(masks)) == 12, "different for each seed, step and rank"
@@ -102,7 +82,7 @@ def test_the_average_of_the_weights_starts_with_a_low_decay(here: Box) -> None:
     checked = here.python("""
 import torch
 from torch import nn
-from trainers.torch.imagenet import Average
+from trainers.torch._images import Average
 model, trained = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
 for tensor in (*model.parameters(), *model.buffers()):
     tensor.data.zero_()
@@ -132,25 +112,25 @@ def test_averaged_weights_are_tested_with_their_flag_only(here: Box, flowers: st
     whole = imagenet(here, flowers, *run, "--model=resnet18").learned()
     again = imagenet(here, flowers, *run, "--model=resnet18", "--eval-only").learned()
     assert (again["weights_sha256"], again["accuracy"]) == (whole["weights_sha256"], whole["accuracy"])
-    assert (again["epochs"], again["global_step"]) == (1, whole["global_step"])
+    assert again["global_step"] == whole["global_step"]
     raw = imagenet(here, flowers, *run[:1], *run[2:], "--model=resnet18", "--eval-only")
-    assert raw.code == 2 and "averaged weights" in one_line(raw, "imagenet") and "--ema 0.5" in raw.output
+    assert raw.code == 2 and "averaged weights (--ema)" in one_line(raw, "imagenet")
 
 
 # The trainer with a network whose loss on a batch is the mean of those on its parts: without batch norm.
 LINEAR = """
 import sys
 from torch import nn
-from trainers.common import flags, imagenet_data
-from trainers.torch import _device, imagenet
+from trainers.torch import _images, _peers, imagenet
 class Scaled(nn.Sequential):
     calls = 0
     def forward(self, images):
         Scaled.calls += 1
         return super().forward(images * float(sys.argv[1] if Scaled.calls == 1 else 1))
-imagenet.network = lambda args: Scaled(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, args.num_classes))
-words = flags.parse("imagenet", "", (*flags.TORCH, *imagenet_data.FLAGS, *imagenet.MORE), sys.argv[2:])
-_device.main(imagenet.main, words, "imagenet")
+def network(args):
+    return Scaled(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, args.num_classes))
+_images.imagenet_network = network
+_peers.run(imagenet.main, imagenet.parse_args(sys.argv[2:]), "imagenet")
 """
 
 
@@ -184,17 +164,16 @@ def test_two_processes_with_different_data_end_with_one_line(here: Box) -> None:
     for ended in here.run_parallel(*members):
         assert ended.code == 1
         assert "the processes see different data" in one_line(ended, "mnist")
-        assert "1437 and" in ended.output and "298 and" in ended.output
+        assert "'train_images': 1437" in ended.output and "'train_images': 298" in ended.output
 
 
 # The trainer with steps of two seconds.
 SLOW = """
 import sys, time
-from trainers.common import flags, mnist_data
-from trainers.torch import _device, mnist
-_device.Device.end_step = lambda self: time.sleep(2)
-words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
-_device.main(mnist.main, words, "mnist")
+from trainers.torch import _peers, mnist
+step = mnist.train_step
+mnist.train_step = lambda *given: (time.sleep(2), step(*given))[1]
+_peers.run(mnist.main, mnist.parse_args(["--device=cpu", *sys.argv[1:]]), "mnist")
 """
 
 
@@ -206,11 +185,11 @@ def test_two_processes_with_slow_steps_have_saved_soon_after_sigterm_to_one(here
         f"echo $! >/tmp/slow{rank}; wait $(cat /tmp/slow{rank})'"
         for rank in (0, 1)
     ]
-    signaller = ("sh -c 'until grep -q Step=2 /tmp/out0; do sleep 0.1; done; touch /tmp/signalled; "
+    signaller = ("sh -c 'until grep -q ^step.3/ /tmp/out0; do sleep 0.1; done; touch /tmp/signalled; "
                  "kill -TERM $(cat /tmp/slow1)'")  # fmt: skip
     chief, other, _ = here.run_parallel(*members, signaller)
     assert (chief.code, other.code) == (143, 143), chief.output + other.output
-    saved = f"/tmp/slow/step-{chief.summary['global_step']:09d}.ckpt"
+    saved = f"/tmp/slow/step-{chief.summary['global_step']:09d}/run.json"
     took = here.python(f"import os; print(os.path.getmtime('{saved}') - os.path.getmtime('/tmp/signalled'))")
     # The step of the signal and at most one more, of two seconds each; a second to save on a busy machine.
     assert float(took.output) <= 5
@@ -219,12 +198,10 @@ def test_two_processes_with_slow_steps_have_saved_soon_after_sigterm_to_one(here
 # The trainer, with an accuracy that falls after the second of three epochs.
 FALLING = """
 import sys
-from trainers.common import flags, log, mnist_data
-from trainers.torch import _device, mnist
-test, accuracies = log.Log.test, {1: 50, 2: 90, 3: 70}
-log.Log.test = lambda self, epoch, count, correct, loss: test(self, epoch, count, accuracies[epoch] * count / 100, loss)
-words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
-_device.main(mnist.main, words, "mnist")
+from trainers.torch import _peers, mnist
+test, accuracies = mnist.evaluate, [50, 90, 70]
+mnist.evaluate = lambda *given: test(*given) | {"accuracy": accuracies.pop(0)}
+_peers.run(mnist.main, mnist.parse_args(["--device=cpu", "--precision=fp32", *sys.argv[1:]]), "mnist")
 """
 
 
@@ -233,18 +210,20 @@ def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
     kept = (*run, "--checkpoint-dir=/tmp/best", "--keep-checkpoints=1")
     whole = here.python(FALLING, *kept, "--keep-best", "--export-dir=/tmp/best-model").learned()
     assert (whole["accuracy"], whole["max_accuracy"], whole["global_step"]) == (70, 90, 66)
+    run = (*run, "--precision=fp32")
+    kept = (*kept, "--precision=fp32")
     second = here.trainer("torch.mnist", "--device=cpu", *run, "--num-steps=44").learned()
     assert whole["weights_sha256"] == second["weights_sha256"], "exported: the weights after the second epoch"
     assert here.run("ls", "-A", "/tmp/best-model").output.split() == ["model.onnx", "model.pt2", "model.safetensors"]
     exported = here.python("""
 from safetensors.torch import load_file
-from trainers.torch import _device, mnist
-model = mnist.cnn()
+from trainers.torch import _peers, mnist
+model = mnist.network(mnist.parse_args([]))
 model.load_state_dict(load_file("/tmp/best-model/model.safetensors"))
-print(_device.weights_sha256(model.state_dict()))
+print(_peers.weights_sha256(model.state_dict()))
 """)
     assert exported.lines[-1] == second["weights_sha256"], exported.output
-    assert here.run("ls", "/tmp/best").output.split() == ["best.ckpt", "step-000000066.ckpt"]
+    assert here.run("ls", "/tmp/best").output.split() == ["step-000000044", "step-000000066"]
     best = here.trainer("torch.mnist", "--device=cpu", *kept, "--keep-best", "--eval-only").learned()
     assert (best["global_step"], best["weights_sha256"]) == (44, second["weights_sha256"])
     newest = here.trainer("torch.mnist", "--device=cpu", *kept, "--eval-only").learned()
@@ -255,10 +234,8 @@ print(_device.weights_sha256(model.state_dict()))
 PLAIN = """
 import sys
 sys.modules["safetensors"] = sys.modules["onnxscript"] = None
-from trainers.common import flags, mnist_data
-from trainers.torch import _device, mnist
-words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), ["--device=cpu", *sys.argv[1:]])
-_device.main(mnist.main, words, "mnist")
+from trainers.torch import _peers, mnist
+_peers.run(mnist.main, mnist.parse_args(["--device=cpu", *sys.argv[1:]]), "mnist")
 """
 
 
@@ -302,7 +279,7 @@ def test_checkpoints_are_saved_by_the_clock(here: Box) -> None:
     here.run(PYTHON, "/tmp/slow.py", *run, "--checkpoint-minutes=0.05", PYTHONPATH="/opt/trainyard").learned()
     # Steps of two seconds or more: three seconds have passed after the second. The fourth is the last one.
     kept = here.run("ls", "/tmp/clock").output.split()
-    assert kept[-1] == "step-000000004.ckpt" and kept[0] in ("step-000000001.ckpt", "step-000000002.ckpt")
+    assert kept[-1] == "step-000000004" and kept[0] in ("step-000000001", "step-000000002")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +317,7 @@ def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_
     stopped = here.trainer("torch.mnist", "--device=cpu", *run, "--no-resume", "--num-steps=2")
     assert stopped.learned() and "step 2 is saved, run again without --no-resume to resume" in stopped.output
     found = here.run("sh", "-c", "cd /tmp/fresh && ls -d * old-*/*").output.split()
-    assert found[-1] == "step-000000002.ckpt" and found[1].endswith("Z/step-000000012.ckpt") and len(found) == 3
+    assert found[-1] == "step-000000002" and found[1].endswith("Z/step-000000012") and len(found) == 3
     assert here.trainer("torch.mnist", "--device=cpu", *run).learned()["resumed_from"] == 2
 
 
@@ -364,19 +341,21 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box, f
 def test_a_checkpoint_with_weights_that_are_not_finite_is_left_out(here: Box) -> None:
     run = ("--datadir=/data/few", "--epochs=1", "--checkpoint-dir=/tmp/poisoned", "--checkpoint-steps=1")
     whole = here.trainer("torch.mnist", "--device=cpu", *run).learned()
-    poisoned = here.python("""
-import torch
-state = torch.load("/tmp/poisoned/step-000000004.ckpt", weights_only=True)
+    poisoned = here.python(f"""{TENSORS}
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save("/tmp/poisoned/step-000000004", "/tmp/poisoned.pt")
+state = torch.load("/tmp/poisoned.pt", weights_only=False)
 next(iter(state["model"].values())).view(-1)[0] = float("nan")
-torch.save(state, "/tmp/poisoned/step-000000004.ckpt")
-torch.save([1], "/tmp/poisoned/step-000000005.ckpt")
+dcp.save(state, checkpoint_id="/tmp/poisoned/step-000000004")
 """)
     assert poisoned.code == 0, poisoned.output
+    here.run("sh", "-c", "cd /tmp/poisoned; cp -r step-000000004 step-000000005; echo [] >step-000000005/.metadata")
     resumed = here.trainer("torch.mnist", "--device=cpu", *run)
     found = resumed.learned()
     assert (found["resumed_from"], found["weights_sha256"]) == (3, whole["weights_sha256"])
     notes = [line for line in resumed.lines if line.startswith("note: ")]
-    assert len(notes) == 2 and "step-000000004.ckpt cannot be used (its weight 0.weight is not finite)" in notes[1]
+    assert len(notes) == 2 and "step-000000004 cannot be used (its weight 0.weight is not finite)" in notes[1]
 
 
 def test_a_network_with_a_constant_that_is_infinite_trains(here: Box) -> None:
@@ -385,14 +364,12 @@ def test_a_network_with_a_constant_that_is_infinite_trains(here: Box) -> None:
         """
 import sys
 import torch
-from trainers.common import flags, mnist_data
-from trainers.torch import _device, mnist
+from trainers.torch import _peers, mnist
 class Masked(torch.nn.Sequential):
-    def __init__(self):
-        super().__init__(*mnist.cnn())
+    def __init__(self, args):
+        super().__init__(*mnist.network(args))
         self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
-words = flags.parse("mnist", "", (*flags.TORCH, *mnist_data.FLAGS, mnist.MODEL), sys.argv[1:])
-_device.main(lambda args: mnist.main(args, lambda args: Masked()), words, "mnist")
+_peers.run(lambda args: mnist.main(args, Masked), mnist.parse_args(sys.argv[1:]), "mnist")
 """,
         "--device=cpu",
         "--datadir=/data/few",
@@ -414,8 +391,8 @@ def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named
     here.trainer("torch.mnist", "--device=cpu", *run, "--datadir=/data/few", "--num-steps=1").learned()
     refused = here.trainer("torch.mnist", "--device=cpu", *run, f"--datadir={other}")
     assert refused.code == 2 and "are of other data (other labels): use the same data" in one_line(refused, "mnist")
-    words = ("--datadir=/tmp/few-moved", "--batch-size=32", "--num-cores=2", "--lr=0.1", "--shift=1", "--num-steps=2")
-    moved = here.trainer("torch.mnist", "--device=cpu", *run, *words)
+    words = ("--datadir=/tmp/few-moved", "--batch-size=32", "--lr=0.1", "--shift=1", "--num-steps=2")
+    moved = here.processes(2, "torch.mnist", "--device=cpu", *run, *words)
     assert moved.learned()["resumed_from"] == 1
     assert "Resuming with --lr 0.1, was 0.03; --shift 1, was 2" in moved.lines
     accepted = here.trainer("torch.mnist", "--device=cpu", *run, f"--datadir={other}", "--accept-other-data")

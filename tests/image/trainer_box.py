@@ -109,8 +109,16 @@ class Box:
         return self.run(PYTHON, "-c", script, *words, **environment)
 
     def trainer(self, name: str, *words: str, **environment: str) -> Ended:
-        """Run the trainer ``name``, such as "torch.mnist", as the launcher starts it."""
+        """Run the trainer ``name``, such as "torch.mnist", as the launcher starts it, also with --num-cores=N."""
+        cores = next((int(word.partition("=")[2]) for word in words if word.startswith("--num-cores=")), 1)
+        if name.startswith("torch.") and cores > 1:
+            return self.processes(cores, name, *words, **environment)
         return self.run(PYTHON, "-m", f"trainers.{name}", *words, **environment)
+
+    def processes(self, count: int, name: str, *words: str, **environment: str) -> Ended:
+        """Run the trainer ``name`` in so many processes, which the launcher starts."""
+        variables = {"LAUNCHER_NPROC": str(count), **environment}
+        return self.run("launch", "--", PYTHON, "-m", f"trainers.{name}", *words, **variables)
 
     def run_parallel(self, *commands: str, seconds: int = 240) -> list[Ended]:
         """Run shell ``commands`` in parallel, each with a timeout of ``seconds``."""
@@ -161,6 +169,24 @@ def few_digits(folder: Path, train: int, test: int) -> Path:
         for name in mnist_data.FILES[split]:
             digits.write_array(folder / name, mnist_data.read_idx(str(folder / name))[:count])
     return folder
+
+
+# For scripts in a container: the weights, or with "momentum_buffer" those of SGD, in a checkpoint of a PyTorch trainer.
+TENSORS = """
+import os, tempfile, torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+def tensors(folder, kind=""):
+    if os.path.exists(folder + "/state.pt"):  # torch_xla's
+        state = torch.load(folder + "/state.pt", weights_only=True)
+        names = list(state["model"])  # those of a model without averages of batch norm
+        moments = {names[number]: entry for number, entry in state["optimizer"]["state"].items()}
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            dcp_to_torch_save(folder, made + "/whole.pt")
+            state = torch.load(made + "/whole.pt", weights_only=False)
+        moments = state["optimizer"]["state"]
+    return {name: entry[kind] for name, entry in moments.items()} if kind else state["model"]
+"""
 
 
 def step_differs(box: Box, one: str, other: str) -> float:

@@ -21,7 +21,7 @@ from typing import IO, Any, Protocol, Self, cast
 
 from trainers.common import paths
 from trainers.common.exits import Diverged, Lines, UserError, again, dropping
-from trainers.common.lease import Lease
+from trainers.common.files import Lease
 
 _CURVE_POINTS = 2000  # of the loss curve, thinned by half when reached, so that reports and checkpoints stay small
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -13,22 +12,21 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
+from trainers.common.files import atomic_file as atomic_file
+from trainers.common.files import check_writable as check_writable
+from trainers.common.files import is_remote as is_remote
+from trainers.common.files import join as join
+from trainers.common.files import local_folder as local_folder
+from trainers.common.files import make_folder as make_folder
+from trainers.common.files import move as move
+from trainers.common.files import names as names
+from trainers.common.files import remove as remove
 
 _UNFINISHED = ".unfinished-"  # prefix of folders for files that are not complete
 _EARLIER = ".earlier-"  # prefix of a folder while another one takes its name
 # Otherwise gcsfs calls the gRPC control API for the bucket's type, which needs another permission.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-
-
-def is_remote(path: str) -> bool:
-    """Whether ``path`` is a URL such as ``gs://bucket/folder``."""
-    return "://" in path
-
-
-def join(folder: str, *names: str) -> str:
-    """``folder/name``, for local paths and URLs."""
-    return "/".join([folder.rstrip("/") or "/", *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
 @contextlib.contextmanager
@@ -66,19 +64,6 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-def names(folder: str) -> list[str]:
-    """The names in ``folder``, sorted; empty if the folder does not exist."""
-    try:
-        if not is_remote(folder):
-            return sorted(os.listdir(folder))
-        with remote(folder) as filesystem:
-            filesystem.invalidate_cache()
-            found = filesystem.ls(folder, detail=False)
-    except FileNotFoundError:
-        return []
-    return sorted(path.rstrip("/").rsplit("/", 1)[-1] for path in found)
-
-
 def is_folder(path: str) -> bool:
     """Whether ``path`` is an existing folder."""
     if not is_remote(path):
@@ -86,100 +71,6 @@ def is_folder(path: str) -> bool:
     with remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
         return filesystem.info(path)["type"] == "directory"  # type: ignore[no-any-return]
     return False
-
-
-def make_folder(path: str) -> None:
-    """Create ``path`` and its parents; object stores have no folders. Raises :class:`UserError` if that fails."""
-    if not is_remote(path):
-        try:
-            os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be created: {error.strerror}") from None
-
-
-def check_writable(folder: str) -> None:
-    """Create the local ``folder`` and a file in it; raises :class:`UserError` if that fails. URLs are not checked."""
-    if not is_remote(folder):
-        make_folder(folder)
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
-
-
-def move(path: str, target: str) -> None:
-    """Rename a file or folder, into a folder that is created if necessary. Raises :class:`UserError`.
-
-    Object stores copy all of it before anything is removed, so that one that is ended meanwhile loses nothing.
-    """
-    if is_remote(path):
-        with remote(path) as filesystem:
-            filesystem.invalidate_cache()
-            start = filesystem._strip_protocol(path)
-            for name in filesystem.find(start):
-                filesystem.cp_file(name, filesystem._strip_protocol(target) + name[len(start) :])
-        return remove(path)
-    make_folder(os.path.dirname(target))
-    try:
-        os.rename(path, target)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be moved to {target}: {error.strerror}") from None
-
-
-def remove(path: str) -> None:
-    """Remove a file or folder if it exists: what sorts first goes first, such as what says that it is complete."""
-    with contextlib.suppress(FileNotFoundError):
-        if is_remote(path):
-            with remote(path) as filesystem:
-                filesystem.invalidate_cache()
-                for name in sorted(filesystem.find(filesystem._strip_protocol(path))) or [path]:
-                    filesystem.rm(name)
-        elif os.path.isdir(path) and not os.path.islink(path):
-            for name in names(path):
-                remove(os.path.join(path, name))
-            os.rmdir(path)
-        else:
-            os.remove(path)
-
-
-@contextlib.contextmanager
-def atomic_file(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears as ``path`` when it is complete and on disk, and not at all after an exception.
-
-    Locally: a temporary name in the same folder, fsync, rename. In object stores an object appears when it is
-    closed.
-    """
-    if is_remote(path):
-        with tempfile.TemporaryFile() as local:
-            yield local
-            local.seek(0)
-            with remote(path) as filesystem, filesystem.open(path, "wb") as file:
-                shutil.copyfileobj(local, file, 16 << 20)
-        return
-    unique = secrets.token_hex(8)  # process ids of two containers are alike
-    temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{unique}.tmp")
-    try:
-        with open(temporary, "x+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-
-
-@contextlib.contextmanager
-def local_folder(path: str) -> Iterator[str]:
-    """A local folder for the files of ``path``: ``path`` itself, or a temporary folder that is uploaded at the end."""
-    if not is_remote(path):
-        make_folder(path)
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield folder
-        with remote(path) as filesystem:
-            filesystem.put(folder.rstrip("/") + "/", path.rstrip("/") + "/", recursive=True)
 
 
 @contextlib.contextmanager

@@ -1,209 +1,303 @@
-# ruff: noqa: E402
 """MNIST in PyTorch: a small network, with the data set as one tensor on the device.
 
     python -m trainers.torch.mnist --datadir FOLDER --epochs 5
-    python -m trainers.torch.mnist --datadir FOLDER --epochs 30 --model vit --optimizer adamw --clip-norm 1
+    torchrun --nproc-per-node 2 -m trainers.torch.mnist --datadir FOLDER --model vit --optimizer adamw --clip-norm 1
 
-FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint. On
-SIGTERM a run completes its step, saves and exits with 143.
+FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint, with any
+number of processes whose global batch is the same. On SIGTERM a run completes its step, saves and exits with 143.
+
+PyTorch takes seconds to import, and is imported in the functions that need it: --help and a wrong option need none.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, mnist_data, order
-
-MODEL = flags.Flag("model", flags.one_of("cnn", "small", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights;"
-                   " small: two with batch normalization, 18,000 weights, learns in the fewest steps; vit: a vision"
-                   " transformer of torchvision's, 0.1 million weights")  # fmt: skip
-
-if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("mnist", "MNIST in PyTorch.", (*flags.TORCH, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
-
 import argparse
-import math
+import contextlib
+import functools
+import io
+import json
+import logging
+import os
+import sys
+import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import trainers
+from trainers.common import files, mnist
+from trainers.common.arguments import Parser, add, classification, integer
+from trainers.common.job import Job
 
-from trainers.common.run import Run
-from trainers.torch import _device, _export
-from trainers.torch._device import Device
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainers.torch._peers import Peers
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
+ABOUT = {"classes": list(map(str, range(mnist.CLASSES))), "mean": [MEAN], "std": [DEVIATION], "image_size": mnist.SIDE}
+
+
+def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = Parser(prog, "MNIST in PyTorch.")
+    add(parser.learning, "--model", "cnn", "cnn: two convolutions, 0.2 million weights; small: two with batch norm,"
+        " 18,000; vit: torchvision's transformer, 0.1 million", choices=("cnn", "small", "vit"))  # fmt: skip
+    add(parser.learning, "--shift", 2, "shift images by up to so many pixels at random", type=integer())
+    add(parser.running, "--device", "auto", "auto: an accelerator if there is one; tpu: torch_tpu",
+        choices=("auto", "cpu", "cuda", "tpu"))  # fmt: skip
+    add(parser.data, "--fake-images", 60000, "images of --fake-data", type=integer(1))
+    return classification(parser, argv, sgd=0.03, adamw=0.003)
 
 
 def network(args: argparse.Namespace) -> nn.Module:
-    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: the model of ``--model``."""
-    return {"cnn": cnn, "small": small, "vit": vit}[args.model]()
+    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``."""
+    from torch import nn
 
-
-def cnn() -> nn.Sequential:
-    """Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers."""
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * 4 * 4, 128),
-        nn.ReLU(),
-        nn.Linear(128, mnist_data.CLASSES),
-    )
-
-
-def small() -> nn.Sequential:
-    """Two 5x5 convolutions, each pooled and batch-normalized before its ReLU, and a linear layer."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5, bias=False),
-        nn.MaxPool2d(2),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5, bias=False),
-        nn.MaxPool2d(2),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, mnist_data.CLASSES),
-    )
-
-
-def vit() -> nn.Module:
-    """A vision transformer of 16 patches, four layers and 10 % dropout."""
+    if args.model == "cnn":  # pooled before the ReLU: a quarter of the work, the same result
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, mnist.CLASSES))  # fmt: skip
+    if args.model == "small":
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 5, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(16), nn.ReLU(),
+            nn.Conv2d(16, 32, 5, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(32), nn.ReLU(),
+            nn.Flatten(), nn.Linear(32 * 4 * 4, mnist.CLASSES))  # fmt: skip
     try:
         from torchvision.models import VisionTransformer
     except ImportError as error:
-        raise exits.UserError(f"--model vit needs torchvision of torch's own index: {error}") from None
-    model = VisionTransformer(
-        image_size=mnist_data.SIDE, patch_size=7, num_layers=4, num_heads=4, hidden_dim=64, mlp_dim=128, dropout=0.1,
-        num_classes=mnist_data.CLASSES,
-    )  # fmt: skip
+        raise files.UserError(f"--model vit needs torchvision of torch's own index: {error}") from None
+    model = VisionTransformer(image_size=mnist.SIDE, patch_size=7, num_layers=4, num_heads=4, hidden_dim=64,
+                              mlp_dim=128, dropout=0.1, num_classes=mnist.CLASSES)  # fmt: skip
     model.conv_proj = nn.Conv2d(1, 64, kernel_size=7, stride=7)  # torchvision's takes three colors
     return model  # type: ignore[no-any-return]
 
 
-def normalised(pixels: torch.Tensor) -> torch.Tensor:
-    """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` normalized to mean 0 and deviation 1 over MNIST."""
+def normalized(pixels: torch.Tensor) -> torch.Tensor:
+    """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` with mean 0 and deviation 1 over MNIST."""
     return ((pixels.float() / 255 - MEAN) / DEVIATION).unsqueeze(1)
 
 
-def gather_crops(images: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-    """The crops ``uint8[n, 28, 28]`` that ``batch`` lists, as rows of image, row offset, column offset and label."""
-    side = torch.arange(mnist_data.SIDE, device=batch.device)
-    image, row, column = batch[:, 0], batch[:, 1, None] + side, batch[:, 2, None] + side
-    return images[image[:, None, None], row[:, :, None], column[:, None, :]]
+def shifted(images: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
+    """The images of ``rows[n, 3]`` (number, and offsets from 0 to 2 ``most``), with a black border."""
+    import torch
+    import torch.nn.functional as F
+
+    side = torch.arange(mnist.SIDE, device=rows.device)
+    number, down, across = rows[:, 0, None, None], rows[:, 1, None] + side, rows[:, 2, None] + side
+    return F.pad(images[rows[:, 0]], (most,) * 4)[
+        torch.arange(len(number), device=rows.device)[:, None, None], down[:, :, None], across[:, None, :]]  # fmt: skip
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
-    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
-    position = (min(step, total_steps - 1) + 0.5) / total_steps
-    if position < warmup:
-        return peak * position / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, rate: float, peers: Peers,
+    clip_norm: float,
+) -> torch.Tensor:  # fmt: skip
+    """Train on a batch; returns its loss."""
+    import torch
+    import torch.nn.functional as F
+
+    with peers.autocast:
+        logits = model(normalized(x))
+    loss = F.cross_entropy(logits.float(), y)
+    optimizer.zero_grad()
+    peers.scaler.scale(loss).backward()
+    if clip_norm:
+        peers.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    peers.scaler.step(optimizer)
+    peers.scaler.update()
+    return loss.detach()
 
 
-@torch.no_grad()
 def evaluate(
-    model: nn.Module, images: torch.Tensor, batches: list[torch.Tensor], device: Device, poll: Callable[[], None]
-) -> tuple[float, float]:
-    """Correct answers and the sum of losses over the test set, every image exactly once."""
-    device.broadcast_buffers(model)
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, size: int, peers: Peers, stop: Callable[[], bool]
+) -> dict[str, float]:
+    """Return the accuracy in percent and the mean loss, every image exactly once; nothing if the run has to stop."""
+    import torch
+    import torch.nn.functional as F
+
+    peers.share_buffers(model)
     model.eval()
-    sums = device.to_device(torch.zeros(2))
-    for rows in batches:
-        poll()
-        batch = device.put_batch(rows)
-        with device.autocast():
-            logits = model(normalised(gather_crops(images, batch))).float()
-        labels = batch[:, 3]  # -1: padding, which never is the answer
-        loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
-        sums = sums + torch.stack([(logits.argmax(dim=1) == labels).sum().float(), loss])
-        device.end_step()
+    sums = torch.zeros(2, device=images.device)
+    with torch.no_grad():
+        for first in range(peers.rank * size, len(labels) + peers.rank * size, size * peers.size):
+            x, y = images[first : first + size], labels[first : first + size]  # empty in a process behind the last
+            with peers.autocast:
+                logits = model(normalized(x)).float()
+            sums += torch.stack([(logits.argmax(dim=1) == y).sum(), F.cross_entropy(logits, y, reduction="sum")])
+            if stop():
+                return {}
     model.train()
-    correct, loss_sum = device.sum(sums)
-    return correct, loss_sum
+    correct, loss = peers.sum(sums)
+    return {"accuracy": 100 * correct / len(labels), "test_loss": loss / len(labels)}
 
 
-class Served(nn.Module):
-    """The exported model: probabilities ``[n, 10]`` of images ``uint8[n, 28, 28]``, including the preprocessing."""
+def serving(model: nn.Module) -> nn.Module:
+    """What is exported: probabilities ``[n, 10]`` of images ``uint8[n, 28, 28]``, including the preprocessing."""
+    from torch import nn
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    class Served(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Probabilities of ``images``."""
-        return self.model(normalised(images)).softmax(dim=1)
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.model(normalized(images)).softmax(dim=1)
+
+    return Served()
+
+
+def export(served: nn.Module, example: torch.Tensor, folder: str, **about: object) -> list[str]:
+    """Write model.safetensors, with the weights of ``served.model``, and model.pt2 and model.onnx; return their names.
+
+    ``example`` is a batch of at least two. All appear once all are complete; without the package of a format, a note
+    says so.
+    """
+    import torch
+
+    served = served.to("cpu", memory_format=torch.contiguous_format).eval()
+    batch = {0: torch.export.Dim("batch", min=1, max=65536)}
+    with torch.no_grad():
+        program = torch.export.export(served, (example,), dynamic_shapes=(batch,))
+    torch.export.save(program, content := io.BytesIO())  # in memory: its writer ends the process if the disk is full
+    about |= {"format": "pt", "trainyard": trainers.__version__, "torch": torch.__version__}
+    try:
+        with files.complete_files(folder) as fresh:
+            with open(os.path.join(fresh, "model.pt2"), "wb") as file:
+                file.write(content.getbuffer())
+            try:
+                from safetensors.torch import save
+
+                weights = {name: value.clone().contiguous() for name, value in served.model.state_dict().items()}
+                described = {name: text if isinstance(text, str) else json.dumps(text) for name, text in about.items()}
+                with open(os.path.join(fresh, "model.safetensors"), "wb") as file:
+                    file.write(save(weights, described))
+            except ImportError:
+                print("note: model.safetensors is not written: pip install safetensors", file=sys.stderr)
+            try:
+                import onnxscript  # noqa: F401 - the exporter's own requirement
+
+                logging.disable(logging.WARNING)  # the exporter reports its progress
+                with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+                    names = {"input_names": ["images"], "output_names": ["probabilities"]}
+                    made = torch.onnx.export(program, dynamo=True, **names)
+                made.save(os.path.join(fresh, "model.onnx"))
+            except ImportError as error:
+                print(f"note: model.onnx is not written: pip install {error.name}", file=sys.stderr)
+            finally:
+                logging.disable(logging.NOTSET)
+            return sorted(os.listdir(fresh))
+    except OSError as error:
+        raise files.UserError(f"{folder}: the model cannot be exported ({error.strerror or error}); make room and run"
+                              " again: with --checkpoint-dir that takes the last test and the export only"
+                              ) from None  # fmt: skip
+
+
+def make_optimizer(
+    model: nn.Module, args: argparse.Namespace, peers: Peers, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of ``--optimizer``, with weight decay for kernels and matrices, or of ``groups``."""
+    import torch
+
+    groups = groups or [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": args.weight_decay},
+              {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
+    fused = peers.device.type in ("cpu", "cuda")
+    if args.optimizer == "adamw":
+        return torch.optim.AdamW(groups, args.lr, fused=fused, capturable=peers.device.type == "xla")
+    return torch.optim.SGD(groups, args.lr, momentum=args.momentum, nesterov=args.momentum > 0, fused=fused)
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer, peers: Peers) -> dict[str, Any]:
+    """What a checkpoint has, for :mod:`torch.distributed.checkpoint`."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "scaler": peers.scaler.state_dict()}
+
+
+def save(model: nn.Module, optimizer: torch.optim.Optimizer, peers: Peers, folder: str) -> None:
+    """Write this process's part of a checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
+    peers.share_buffers(model)
+    dcp.save(state(model, optimizer, peers), checkpoint_id=folder)
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, peers: Peers, folder: str) -> None:
+    """Load a checkpoint, which any number of processes has written."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    dcp.load(saved := state(model, optimizer, peers), checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    peers.scaler.load_state_dict(saved["scaler"])
 
 
 def main(
     args: argparse.Namespace, network: Callable[[argparse.Namespace], nn.Module] = network, name: str = "mnist"
 ) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code. ``network(args)`` makes the model."""
-    device = _device.init(args)  # seeds, and joins the other processes
+    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args)`` makes the model."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
 
-    # Data: all images as bytes on the device. A batch is rows of (image, row offset, column offset, label).
-    (images, labels), (test_images, test_labels) = mnist_data.load(args)
-    device.check_alike("training and test images", images, labels, test_images, test_labels)
-    fingerprints = order.fingerprints(images=images, labels=labels, test_images=test_images, test_labels=test_labels)
-    images = device.to_device(mnist_data.padded(images, args.shift))
-    test_images = device.to_device(mnist_data.padded(test_images, args.shift))
-    test_batches = mnist_data.test_batches(test_labels, args.shift, args.test_batch_size * device.replicas)
-    global_batch = args.batch_size * device.replicas
+    from trainers.torch._peers import Peers, learning_rate
 
-    model = device.place(network(args))
-    ddp = device.parallel(model)
-    optimizer = device.optimizer(args, _device.parameter_groups(model, args.weight_decay))
-    scaler = device.grad_scaler()
-    # Of the last step, or the first that was not finite. Not of shape []: torch_xla would take the first one for a
-    # constant, and compile the first step and the others separately.
-    loss = device.to_device(torch.zeros(1))
+    peers = Peers(args)  # joins the other processes
+    arrays, data = mnist.load(args)
+    images, labels, test_images, test_labels = map(peers.put, arrays)
+    batch_size, global_batch = args.batch_size, args.batch_size * peers.size
+    epoch_steps = mnist.steps_per_epoch(len(labels), global_batch)
+    total, peak = args.epochs * epoch_steps, args.lr * (peers.size if args.scale_lr else 1)
+    model = network(args).to(peers.device, memory_format=torch.channels_last)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if peers.size > 1 else model
+    optimizer = make_optimizer(model, args, peers)
+    own = (model, optimizer, peers)
 
-    def train_step(batch: torch.Tensor) -> torch.Tensor:
-        with device.autocast():
-            logits = ddp(normalised(gather_crops(images, batch)))
-        step_loss = F.cross_entropy(logits.float(), batch[:, 3])
-        optimizer.zero_grad()
-        scaler.scale(step_loss).backward()
-        if args.clip_norm:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.copy_(torch.where(torch.isfinite(loss), step_loss.detach(), loss))
+    @functools.lru_cache(1)
+    def order(epoch: int) -> torch.Tensor:  # depends on seed and epoch only
+        return peers.put(mnist.order(len(labels), args.shift, args.seed, epoch))
 
-    def test(poll: Callable[[], None]) -> tuple[float, float]:
-        return evaluate(model, test_images, test_batches, device, poll)
+    def test() -> dict[str, float]:
+        return evaluate(model, test_images, test_labels, args.test_batch_size, peers, job.stop)
 
-    def export(folder: str) -> list[str]:
-        example = torch.zeros(2, mnist_data.SIDE, mnist_data.SIDE, dtype=torch.uint8)
-        classes = list(map(str, range(mnist_data.CLASSES)))
-        return _export.write(Served(model), example, folder, model=getattr(args, "model", name), classes=classes,
-                             mean=[MEAN], std=[DEVIATION], image_size=mnist_data.SIDE)  # fmt: skip
+    def export_and_test(folder: str) -> list[str]:
+        peers.export_in_fp32(args, test, job)
+        example = torch.zeros(2, mnist.SIDE, mnist.SIDE, dtype=torch.uint8)
+        return export(serving(model), example, folder, model=args.model, **ABOUT) if folder else []
 
-    with Run(f"torch.{name}", args, device, global_batch=global_batch, train_count=len(labels),
-             test_count=len(test_labels), data=fingerprints, model=model, optimizer=optimizer,
-             scaler=scaler) as run:  # fmt: skip
-        if _device.can_capture(device) and not args.eval_only:
-            changed = [*_device.changed_by_step(model, optimizer), loss]
-            example = device.to_device(torch.zeros(args.batch_size, 4, dtype=torch.int64))
-            train_step = _device.CapturedStep(train_step, changed, [example])  # type: ignore[assignment]
-        for epoch in run.epochs(test):
-            rows = mnist_data.train_rows(labels, args, epoch)  # depends on seed and epoch only
-            first = run.step_in_epoch * global_batch
-            batches = (device.put_batch(rows[at:][:global_batch]) for at in range(first, len(rows), global_batch))
-            for step, batch in run.steps(batches):
-                rate = learning_rate(step, run.total_steps, run.peak)
-                _device.set_learning_rate(optimizer, rate)
-                loss = train_step(batch)
-                run.end_step(loss, rate)
-        run.finish(export, device.test_of_export(test))
-    device.close(args)
-    return run.code
+    about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
+             "train_images": len(labels), "data": data}  # fmt: skip
+    with Job(f"torch.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
+        where, scaled = (
+            f"{peers.size} x {peers.device.type} in {args.precision}",
+            "scaled" if args.scale_lr else "as given",
+        )
+        job.say(f"{total} steps of {global_batch} images on {where}, peak learning rate {peak:g}, {scaled}")
+        step = job.resume(functools.partial(load, *own))
+        if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
+            job.log(step, **test())
+        while not job.stop(step):
+            peers.seed(args.seed, step)  # for dropout
+            rate = peak * learning_rate(step, total, warmup=0.2 * total)
+            first = step % epoch_steps * global_batch + peers.rank * batch_size  # of this process's part of the batch
+            rows = order(step // epoch_steps)[first : first + batch_size]
+            x, y = shifted(images, rows, args.shift), labels[rows[:, 0]]
+            loss = train_step(ddp, optimizer, x, y, rate, peers, args.clip_norm)
+            step += 1
+            if job.due("log", step):
+                job.log(step, loss=peers.mean(loss), lr=rate)
+            if job.due("test", step):
+                job.log(step, **test())
+            if job.due("save", step):
+                job.save(step, functools.partial(save, *own))
+        return job.finish(step, functools.partial(save, *own), export_and_test)
 
 
 if __name__ == "__main__":
-    _device.main(main, ARGS, "mnist")
+    options = parse_args()
+    from trainers.torch._peers import run
+
+    run(main, options, "mnist")

@@ -5,25 +5,24 @@ docker run --rm trainyard:patches patches --fake-data --epochs 1
 
 from __future__ import annotations
 
-from trainers.common import flags, mnist_data
-
-if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse(
-        "patches", "MNIST with a patch mixer.", (*flags.TORCH, *mnist_data.FLAGS), lr=0.02, batch_size=64
-    )
-
 import argparse
+from typing import TYPE_CHECKING
 
-from einops.layers.torch import Rearrange
-from torch import nn
-from trainers.torch import _device, mnist
+from trainers.common.mnist import CLASSES, SIDE
+from trainers.torch_xla import mnist
+
+if TYPE_CHECKING:
+    from torch import nn
 
 PATCH, WIDTH = 4, 48
 
 
-def network() -> nn.Sequential:
+def network(args: argparse.Namespace) -> nn.Sequential:
     """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``: 49 patches, mixed over positions, then classified."""
-    patches = (mnist_data.SIDE // PATCH) ** 2
+    from einops.layers.torch import Rearrange
+    from torch import nn
+
+    patches = (SIDE // PATCH) ** 2
     return nn.Sequential(
         Rearrange("n 1 (h a) (w b) -> n (h w) (a b)", a=PATCH, b=PATCH),
         nn.Linear(PATCH * PATCH, WIDTH),
@@ -33,14 +32,17 @@ def network() -> nn.Sequential:
         nn.ReLU(),
         Rearrange("n c p -> n (c p)"),
         nn.LayerNorm(WIDTH * patches),
-        nn.Linear(WIDTH * patches, mnist_data.CLASSES),
+        nn.Linear(WIDTH * patches, CLASSES),
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """The reference trainer with the patch mixer."""
-    return mnist.main(args, lambda args: network(), "patches")
+    return mnist.main(args, network, "patches")
 
 
 if __name__ == "__main__":
-    _device.main(main, ARGS, "patches")
+    options = mnist.parse_args(prog="patches")
+    from trainers.torch._peers import run
+
+    run(main, options, "patches")

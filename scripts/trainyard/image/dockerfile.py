@@ -204,7 +204,7 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "contexts": "".join(f"--build-context {name}={one_line(path)} " for name, path in named.items()),
         "own_source": own_source(spec),
         "wheel_layers": wheels(spec, index),
-        "trainers_package": spec.trainers.package if spec.has_trainers else "",
+        "trainers_packages": spec.trainers.packages if spec.has_trainers else [],
         "own_trainers": own_trainers(spec),
         "target": spec.target,
         "base": base,

@@ -48,7 +48,8 @@ def _settings(parent: Spec) -> dict[str, Any]:
 
 def _contributed(parent: Spec) -> Iterator[Path]:
     yield ROOT / "templates" / "Dockerfile.j2"
-    names = ("templates/steps", "launcher", "trainers/common", f"trainers/{parent.trainers.package}")
+    packages = (f"trainers/{package}" for package in parent.trainers.packages)
+    names = ("templates/steps", "launcher", "trainers/common", *packages)
     folders = [ROOT / name for name in names]
     for folder in (*folders, *([parent.own_trainers] if parent.own_trainers else [])):
         files = folder.rglob("*")

@@ -331,9 +331,9 @@ def lines(container: Container, seconds: float | None = None, **streams: bool) -
         yield rest.decode(errors="replace")
 
 
-def prints(container: Container, text: str) -> bool:
-    """Wait until a container prints a line with ``text``; False if it ends before."""
-    return any(text in line for line in lines(container))
+def prints(container: Container, *texts: str) -> bool:
+    """Wait until a container prints a line with one of ``texts``; False if it ends before."""
+    return any(text in line for line in lines(container) for text in texts)
 
 
 def lines_of(container: Container) -> list[str]:

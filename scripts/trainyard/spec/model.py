@@ -86,6 +86,11 @@ class Trainers(Strict):
     default: str
     folder: Line | None = None
 
+    @property
+    def packages(self) -> list[str]:
+        """Return the folders of trainers/ that the image has: those of torch_xla import models of torch's."""
+        return [self.package, *(["torch"] if self.package == "torch_xla" else [])]
+
 
 class Budget(Strict):
     """Limits of an image; ``size`` is that of all layers, unpacked, in bytes."""

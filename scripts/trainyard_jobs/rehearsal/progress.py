@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-#: Lines in the format of pytorch/xla's examples, which Trainyard's trainers print (trainers/common/log.py).
+#: Trainyard's lines (trainers/common/job.py), and those in the format of pytorch/xla's examples.
+_LINE = re.compile(r"step (\d+)/\d+: (?:loss ([\d.]+), .* ([\d,]+) \w+/s|accuracy ([\d.]+))")
 _TRAIN = re.compile(r"\| Training Device=\S+ Epoch=(\d+) Step=(\d+) Loss=(\S+) Rate=(\S+) ")
 _TEST = re.compile(r"Epoch (\d+) test end .*Accuracy=([\d.]+)")
 #: Other trainers: "step 20", "Step: 20", '"global_step": 20', "Epoch=2".
@@ -49,6 +50,13 @@ class Progress:
             with contextlib.suppress(ValueError):
                 self.losses.append((seconds, float(train[3])))
                 self.rates.append((seconds, float(train[4])))
+        elif ours := _LINE.match(line):
+            self._reach(0, int(ours[1]))
+            if ours[4]:
+                self.accuracies.append((seconds, 0, float(ours[4])))
+            else:
+                self.losses.append((seconds, float(ours[2])))
+                self.rates.append((seconds, float(ours[3].replace(",", ""))))
         elif test := _TEST.search(line):
             self.accuracies.append((seconds, int(test[1]), float(test[2])))
         elif line.startswith("{"):

@@ -86,14 +86,16 @@ class FarStorage:
         inside = [f"{path}/{entry.name}" for entry in (self.folder / path).iterdir()]
         return [self.info(name) for name in inside] if detail else inside
 
-    def find(self, path: str) -> list[str]:
+    def find(self, path: str, detail: bool = False) -> Any:
         place = self.folder / path
         inside = [place] if place.is_file() else sorted(entry for entry in place.rglob("*") if entry.is_file())
-        return [str(entry.relative_to(self.folder)) for entry in inside]
+        names = [str(entry.relative_to(self.folder)) for entry in inside]
+        return {name: self.info(name) for name in names} if detail else names
 
     def open(self, path: str, mode: str, block_size: int = 1 << 10, cache_type: str = "", **_: object) -> IO[bytes]:
         path = self._strip_protocol(path)
         if mode == "wb":
+            (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
             return Object(self.folder / path, self.folder)
         # As gcsfs: its default cache asks for what each read wants, and no more.
         return io.BufferedReader(Ranged(self, path), block_size if cache_type == "readahead" else 1 << 10)
@@ -105,6 +107,16 @@ class FarStorage:
         new = self.folder / self._strip_protocol(target)
         new.parent.mkdir(exist_ok=True)
         new.write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
+
+    def put(self, source: str, target: str, recursive: bool) -> None:
+        for path in Path(source).rglob("*"):
+            if path.is_file():
+                place = self.folder / self._strip_protocol(target) / path.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(path.read_bytes())
+
+    def get(self, path: str, target: str) -> None:
+        Path(target).write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
 
     def bytes_of(self, suffix: str) -> int:
         """How many bytes were read of files whose names end with ``suffix``."""

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 from far_storage import FarStorage
-from trainers.common import lease, mnist_data, paths
+from trainers.common import files, mnist_data, paths
 from trainers.common.exits import UserError
-from trainers.common.lease import Lease
+from trainers.common.files import Lease
 
 ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys, time
-from trainers.common.lease import Lease
+from trainers.common.files import Lease
 Lease(sys.argv[1])
 print("held", flush=True)
 time.sleep(600)
@@ -116,7 +116,7 @@ def test_a_folder_without_locks_is_no_error(tmp_path: Path, monkeypatch: pytest.
     def flock(*_: object) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(lease.fcntl, "flock", flock)
+    monkeypatch.setattr(files.fcntl, "flock", flock)
     Lease(str(tmp_path)).release()
 
 

@@ -1,0 +1,300 @@
+"""A job: what it saves, where it resumes, how it ends, and what it says, with a model that is a number."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from far_storage import FarStorage
+from trainers.common import files
+from trainers.common.arguments import Parser, classification
+from trainers.common.files import UserError
+from trainers.common.job import Diverged, Job
+
+
+class Toy:
+    """The one process of a run, and its model."""
+
+    rank, size, label = 0, 1, "cpu/0"
+    value, others = 0.0, 0.0
+
+    def maximum(self, values: list[float]) -> list[float]:
+        return [max(value, self.others) for value in values]
+
+    def gather(self, content: Any) -> list[Any]:
+        return [content]
+
+    def broadcast(self, content: Any) -> Any:
+        return content
+
+    def wait(self) -> None: ...
+
+    def not_finite(self, model: Any) -> str:
+        return "" if math.isfinite(self.value) else "w"
+
+    def digest(self, model: Any) -> str:
+        return str(self.value)
+
+    def profile(self, folder: str) -> Callable[[], None]:
+        return lambda: None
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def save(self, folder: str) -> Any:
+        with files.open_file(files.join(folder, "value"), "wb") as file:
+            file.write(str(self.value).encode())
+
+    def load(self, folder: str) -> None:
+        with files.open_file(files.join(folder, "value")) as file:
+            self.value = float(file.read())
+
+
+def train(
+    *words: str, loss: float = 1.0, about: dict[str, Any] | None = None, at: Callable[[int, Job], object] | None = None,
+    accuracy: Callable[[int], float] = lambda step: 50.0 + step, save: Callable[[Toy, str], Any] = Toy.save,
+) -> tuple[int, list[int], list[float]]:  # fmt: skip
+    """Train 21 steps, each of which adds its number to the model, and test after each seventh; returns the exit status,
+    the steps that were trained, and the values of exported models. ``at`` is called in each step."""
+    args = classification(Parser("toy", ""), words, sgd=0.03, adamw=0.003)
+    toy, trained, exported = Toy(), [], []
+
+    def export(folder: str) -> list[str]:
+        exported.append(toy.value)
+        return ["model"]
+
+    def write(folder: str) -> Any:
+        return save(toy, folder)
+
+    about = about or {"global_batch": 10}
+    with Job("toy", args, toy, about, total=21, every=7, count=10) as job:
+        step = job.resume(toy.load)
+        if job.due("test", step):
+            job.log(step, accuracy=accuracy(step), test_loss=0.5)
+        while not job.stop(step):
+            if at:
+                at(step, job)
+            toy.value += step
+            trained.append(step)
+            step += 1
+            if job.due("log", step):
+                job.log(step, loss=loss, lr=0.1)
+            if job.due("test", step):
+                job.log(step, **({} if job.stop() else {"accuracy": accuracy(step), "test_loss": 0.5}))
+            if job.due("save", step):
+                job.save(step, write)
+        return job.finish(step, write, export), trained, exported
+
+
+def summary_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return summary
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.parent.name[5:]) for path in folder.glob("step-*/run.json"))
+
+
+@pytest.fixture(params=["local", "far"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, mount: Callable[[Path], FarStorage]) -> str:
+    """A checkpoint folder at ``tmp_path / "run"``, local or on remote storage."""
+    if request.param == "local":
+        return str(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    mount(tmp_path)
+    return "far://run"
+
+
+@pytest.mark.parametrize("stop", [1, 7, 10, 14])
+def test_a_run_that_was_stopped_is_resumed(stop: int, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    whole = summary_of(capsys)
+    assert (whole["status"], whole["weights_sha256"]) == ("completed", "210.0")
+    words = (f"--checkpoint-dir={place}", "--export-dir=/tmp")
+    assert train(*words, f"--num-steps={stop}") == (0, [*range(stop)], [])
+    assert summary_of(capsys)["status"] == "stopped"
+    assert train(*words) == (0, [*range(stop, 21)], [210.0])
+    resumed = summary_of(capsys)
+    assert resumed["resumed_from"] == stop
+    same = ("accuracy", "max_accuracy", "test_loss", "global_step", "weights_sha256")
+    assert [resumed[name] for name in same] == [whole[name] for name in same]
+
+
+def test_a_run_saves_as_often_as_it_is_told_and_keeps_the_newest(tmp_path: Path) -> None:
+    words = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=9")
+    train(*words)
+    assert kept(tmp_path) == [7, 14, 21], "with each test"
+    train(*words, "--no-resume", "--checkpoint-steps=8")
+    assert kept(tmp_path) == [8, 16, 21], "and after the last step"
+    assert len(list(tmp_path.glob("old-*/step-*"))) == 3, "moved away"
+    train(f"--checkpoint-dir={tmp_path / 'two'}", "--keep-checkpoints=1")
+    assert kept(tmp_path / "two") == [21]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_a_signal_ends_a_run_after_its_step_saved_and_unexported(name: str, tmp_path: Path) -> None:
+    number = getattr(signal, name)
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)}
+    signal.signal(number, signal.SIG_DFL)  # nohup, under which these tests may run, ignores SIGHUP
+    words = (f"--checkpoint-dir={tmp_path}", f"--export-dir={tmp_path}")
+    code, steps, exported = train(*words, at=lambda step, job: step == 9 and os.kill(os.getpid(), number))
+    for one, handler in before.items():
+        signal.signal(one, handler)
+    assert (code, steps[-1], exported, kept(tmp_path)[-1]) == (128 + number, 9, [], 10)
+
+
+def test_a_signal_during_a_test_gives_it_up_and_the_next_run_makes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"--checkpoint-dir={tmp_path}",)
+    assert train(*words, at=lambda step, job: step == 20 and os.kill(os.getpid(), signal.SIGTERM))[0] == 143
+    assert summary_of(capsys)["max_accuracy"] == 64, "that of step 14"
+    assert train(*words) == (0, [], [])
+    assert summary_of(capsys)["accuracy"] == 71
+
+
+def test_the_best_checkpoint_outlives_the_newest_and_is_exported(tmp_path: Path) -> None:
+    words = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=1", "--keep-best", f"--export-dir={tmp_path}")
+    falls = {7: 50.0, 14: 90.0, 21: 70.0}
+    assert train(*words, accuracy=falls.__getitem__)[2] == [sum(range(14))]
+    assert kept(tmp_path) == [14, 21]
+    for more, value in ((["--keep-best"], sum(range(14))), ([], 210)):
+        assert train(words[0], words[-1], "--eval-only", *more, accuracy=lambda step: 1.0)[1:] == ([], [value])
+
+
+@pytest.mark.parametrize(("target", "code", "steps"), [(64, 0, 14), (90, 21, 21)])
+def test_a_target_ends_a_run_or_is_missed(target: int, code: int, steps: int) -> None:
+    assert train(f"--target-accuracy={target}")[:2] == (code, [*range(steps)])
+
+
+def test_what_is_not_finite_ends_a_run_unsaved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (f"--checkpoint-dir={tmp_path}", "--log-steps=1", "--checkpoint-steps=1")
+
+    def poison(step: int, job: Job) -> None:
+        if step == 3:
+            job.peers.value = math.nan  # type: ignore[attr-defined]
+
+    with pytest.raises(Diverged, match="the weight w is not finite by step 4"):
+        train(*words, at=poison)
+    assert summary_of(capsys)["exit_code"] == 22 and kept(tmp_path) == [1, 2, 3]
+    with pytest.raises(Diverged, match="the loss is not finite by step 4"):
+        train(*words, loss=math.inf)
+    assert kept(tmp_path) == [1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_is_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"--checkpoint-dir={tmp_path}", "--checkpoint-steps=5")
+    train(*words)
+    (tmp_path / "step-000000021/value").write_text("nan")
+    (tmp_path / "step-000000020/run.json").write_text("{")
+    (tmp_path / "step-000000099").mkdir()  # of a process that was killed
+    assert train(*words)[1] == [*range(15, 21)]
+    out = capsys.readouterr().out
+    assert f"note: {tmp_path}/step-000000021 cannot be used (its weight w is not finite); trying the one before" in out
+    assert not (tmp_path / "step-000000099").exists()
+    for folder in tmp_path.glob("step-*"):
+        (folder / "value").unlink()
+    with pytest.raises(UserError, match=r"none of its checkpoints can be used \(the last: No such file"):
+        train(*words)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_ones(tmp_path: Path) -> None:
+    def full(toy: Toy, folder: str) -> None:
+        toy.save(folder)
+        if folder.endswith("14"):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        UserError, match=r"cannot be saved \(No space left on device\); the checkpoint of step 7 is int"
+    ):
+        train(f"--checkpoint-dir={tmp_path}", save=full)
+    assert kept(tmp_path) == [7] and not (tmp_path / "step-000000014").exists()
+
+
+def test_a_save_that_goes_on_is_complete_when_it_is_done(tmp_path: Path) -> None:
+    futures: list[Future[None]] = []
+
+    def later(toy: Toy, folder: str) -> Future[None]:
+        toy.save(folder)
+        futures.append(Future())
+        return futures[-1]
+
+    seen = []
+
+    def at(step: int, job: Job) -> None:
+        seen.append(kept(tmp_path))
+        if step == 9:
+            futures[0].set_result(None)
+        if len(futures) > 1:
+            futures[1].set_exception(OSError(28, "No space left on device")) if not futures[1].done() else None
+
+    with pytest.raises(UserError, match=r"000014: cannot be saved .No space left on device.; the checkpoint of step 7"):
+        train(f"--checkpoint-dir={tmp_path}", "--log-steps=1", save=later, at=at)
+    assert seen[9] == [] and seen[10] == [7]
+
+
+def test_another_run_is_refused_and_changes_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, data = (f"--checkpoint-dir={tmp_path}",), {"global_batch": 10, "data": {"labels": "a"}}
+    train(*words, "--num-steps=3", about=data)
+    with pytest.raises(UserError, match="its checkpoints have global_batch 10, this run has 20: use the same value"):
+        train(*words, about=data | {"global_batch": 20})
+    with pytest.raises(UserError, match=r"are of other data \(other labels\): use the same data"):
+        train(*words, about=data | {"data": {"labels": "b"}})
+    train(*words, "--accept-other-data", "--lr=0.1", "--num-steps=4", about=data | {"data": {"labels": "b"}})
+    assert "Resuming with other data (other labels); --lr 0.1, was 0.03" in capsys.readouterr().out
+
+
+def test_eval_only_needs_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--eval-only: .* has no checkpoint") as raised:
+        train("--eval-only", f"--checkpoint-dir={tmp_path}")
+    assert raised.value.code == 2
+
+
+def test_a_run_holds_the_folders_that_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "WAIT", 0.1)
+    c, out = tmp_path / "c", tmp_path / "out"
+    train(f"--checkpoint-dir={c}", "--num-steps=7")
+    before = sorted(os.listdir(c))
+    for held, words in ((c, (f"--checkpoint-dir={c}/../c", "--no-resume")), (out, (f"--output-dir={out}",))):
+        other = files.Lease(str(held))
+        with pytest.raises(UserError, match="another run has it"):
+            train(*words)
+        if held == c:
+            train(f"--checkpoint-dir={c}", "--eval-only")  # which only reads them
+        other.release()
+    assert sorted(os.listdir(c)) == before and not list(out.iterdir())
+    train(f"--checkpoint-dir={c}", f"--output-dir={c}")  # one folder for both
+    assert ".lease" not in os.listdir(c)
+
+
+def test_metrics_that_cannot_be_written_do_not_end_a_run(tmp_path: Path) -> None:
+    assert train(f"--checkpoint-dir={tmp_path}", "--metrics-file=/dev/full")[0] == 0 and kept(tmp_path)[-1] == 21
+
+
+def test_metrics_of_a_resumed_run_follow_those_of_the_first(place: str, tmp_path: Path) -> None:
+    words = (f"--checkpoint-dir={place}", f"--output-dir={files.join(place, 'out')}")
+    train(*words, "--num-steps=7")
+    train(*words)
+    events = [json.loads(line) for line in (tmp_path / "run/out/metrics.jsonl").read_text().splitlines()]
+    steps = [(event["event"], event["global_step"]) for event in events if event["event"] not in ("start", "train")]
+    assert steps == [("test", 7), ("checkpoint", 7), ("summary", 7), ("test", 14), ("checkpoint", 14), ("test", 21),
+                     ("checkpoint", 21), ("summary", 21)]  # fmt: skip
+    report = json.loads((tmp_path / "run/out/report.json").read_text())
+    assert report["accuracy"] == [[7, 57.0], [14, 64.0], [21, 71.0]] and report["summary"]["status"] == "completed"
+
+
+def test_processes_with_different_data_end_in_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Toy, "gather", lambda self, content: [content, {**content, "train_images": 9}])
+    with pytest.raises(
+        UserError, match=r"see different data: rank 0 has {'train_images': 7}, rank 1 {'train_images': 9"
+    ):
+        train(about={"train_images": 7})
