@@ -245,7 +245,7 @@ def test_torchrun_gives_the_same_bits_as_the_launcher(here: Box) -> None:
     launched = here.processes(2, "torch.mnist", *run, OMP_NUM_THREADS="1").learned()
     assert (started["processes"], launched["processes"]) == (2, 2)
     assert launched["weights_sha256"] == started["weights_sha256"]
-    alone = here.trainer("torch.mnist", *run, "--num-cores=2")
+    alone = here.run(PYTHON, "-m", "trainers.torch.mnist", *run, "--num-cores=2")
     assert (alone.code, len(alone.lines)) == (2, 1) and "start with torchrun --nproc-per-node 2" in alone.output
 
 
@@ -338,14 +338,14 @@ def test_flowers_learns_and_its_export_has_the_same_weights_and_answers(here: Bo
     run = (f"--datadir={flowers}", *FLOWERS, "--epochs=8", "--checkpoint-dir=/tmp/flowers-kept")
     whole = here.trainer("torch.flowers", *run, "--export-dir=/tmp/flowers-model").learned()
     assert whole["accuracy"] >= FLOOR
-    loaded = here.python(f"""
-import json, torch
+    loaded = here.python(f"""{TENSORS}
+import json
 from trainers.common import images
-from trainers.torch import flowers
+from trainers.torch import _images
 pixels, labels = images.Loader(images.find("{flowers}", "test"), 2).all(48)
 exported = torch.export.load("/tmp/flowers-model/model.pt2")
-served = flowers.Served(flowers.small(5)).eval()
-served.model.load_state_dict(torch.load("/tmp/flowers-kept/step-000000096.ckpt", weights_only=True)["model"])
+served = _images.Served(_images.small(5)).eval()
+served.model.load_state_dict(tensors("/tmp/flowers-kept/step-000000096"))
 weights = exported.state_dict
 assert all(torch.equal(value, weights[name]) for name, value in served.state_dict().items())
 with torch.no_grad():
@@ -388,13 +388,13 @@ tests = [json.loads(line) for line in open("/tmp/imagenet/metrics.jsonl") if '"e
 terms = sum(layer.weight[0].numel() for layer in models.resnet18().modules() if hasattr(layer, "weight"))
 from safetensors import safe_open
 from safetensors.torch import load_file
-from trainers.torch import _device
+from trainers.torch import _peers
 model = models.resnet18(num_classes=12)
 model.load_state_dict(load_file("/tmp/imagenet-model/model.safetensors"))
 about = safe_open("/tmp/imagenet-model/model.safetensors", "pt").metadata()
 print(json.dumps([count(answers, labels, terms * {FLOAT32}, most) for most in (1, 5)] +
                  [tests[-1]["top5"], [test["loss"] for test in tests],
-                  _device.weights_sha256(model.state_dict()), about]))
+                  _peers.weights_sha256(model.state_dict()), about]))
 """)
     (first, first_close), (fifth, fifth_close), top5, losses, exported, about = json.loads(counted.lines[-1])
     assert exported == whole["weights_sha256"], "the averaged weights, which were tested"

@@ -70,13 +70,13 @@ for kind in ("cuda", "cpu"):
 def test_a_gpu_that_triton_does_not_support_trains_without_compiling(here: Box) -> None:
     found = here.python("""
 import argparse, torch
-from trainers.torch import _device
-device = argparse.Namespace(kind="cuda", device=torch.device("cuda", 0), chief=True)
+from trainers.torch import _images
+peers = argparse.Namespace(device=torch.device("cuda", 0), rank=0)
 torch.compile = lambda model, dynamic: "compiled"
 for capability in ((6, 1), (7, 0)):
     torch.cuda.get_device_capability = lambda device: capability
-    print(_device.compiled("eager", "auto", device))
-print(_device.compiled("eager", "auto", argparse.Namespace(kind="cpu")))
+    print(_images.compiled("eager", "auto", peers))
+print(_images.compiled("eager", "auto", argparse.Namespace(device=torch.device("cpu"))))
 """)
     line = "Triton needs compute capability 7.0: training without torch.compile"
     assert found.lines[-4:] == [line, "eager", "compiled", "eager"], found.output

@@ -82,7 +82,7 @@ def test_the_average_of_the_weights_starts_with_a_low_decay(here: Box) -> None:
     checked = here.python("""
 import torch
 from torch import nn
-from trainers.torch.imagenet import Average
+from trainers.torch._images import Average
 model, trained = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
 for tensor in (*model.parameters(), *model.buffers()):
     tensor.data.zero_()
@@ -112,25 +112,25 @@ def test_averaged_weights_are_tested_with_their_flag_only(here: Box, flowers: st
     whole = imagenet(here, flowers, *run, "--model=resnet18").learned()
     again = imagenet(here, flowers, *run, "--model=resnet18", "--eval-only").learned()
     assert (again["weights_sha256"], again["accuracy"]) == (whole["weights_sha256"], whole["accuracy"])
-    assert (again["epochs"], again["global_step"]) == (1, whole["global_step"])
+    assert again["global_step"] == whole["global_step"]
     raw = imagenet(here, flowers, *run[:1], *run[2:], "--model=resnet18", "--eval-only")
-    assert raw.code == 2 and "averaged weights" in one_line(raw, "imagenet") and "--ema 0.5" in raw.output
+    assert raw.code == 2 and "averaged weights (--ema)" in one_line(raw, "imagenet")
 
 
 # The trainer with a network whose loss on a batch is the mean of those on its parts: without batch norm.
 LINEAR = """
 import sys
 from torch import nn
-from trainers.common import flags, imagenet_data
-from trainers.torch import _device, imagenet
+from trainers.torch import _images, _peers, imagenet
 class Scaled(nn.Sequential):
     calls = 0
     def forward(self, images):
         Scaled.calls += 1
         return super().forward(images * float(sys.argv[1] if Scaled.calls == 1 else 1))
-imagenet.network = lambda args: Scaled(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, args.num_classes))
-words = flags.parse("imagenet", "", (*flags.TORCH, *imagenet_data.FLAGS, *imagenet.MORE), sys.argv[2:])
-_device.main(imagenet.main, words, "imagenet")
+def network(args):
+    return Scaled(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, args.num_classes))
+_images.imagenet_network = network
+_peers.run(imagenet.main, imagenet.parse_args(sys.argv[2:]), "imagenet")
 """
 
 

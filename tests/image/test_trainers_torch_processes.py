@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.image.trainer_box import FLOAT32, PYTHON, Box, box
+from tests.image.trainer_box import FLOAT32, PYTHON, TENSORS, Box, box
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
 from trainyard.sandbox.fakes import storage
@@ -94,7 +94,7 @@ def test_a_truncated_image_in_one_of_two_processes_ends_both_with_one_line(
         broken = folder / "train" / "rose" / f"{name}.jpg"
         broken.write_bytes(broken.read_bytes()[:400])
     run = f"--datadir={here.put(folder, 'broken')} --num-classes=5 --model=resnet18 --epochs=2 {' '.join(SMALL)} {TWO}"
-    (ended,) = here.run_parallel(f"{PYTHON} -m trainers.torch.imagenet {run}")
+    (ended,) = here.run_parallel(f"env LAUNCHER_NPROC=2 launch -- {PYTHON} -m trainers.torch.imagenet {run}")
     assert ended.code == 1, ended.output
     said = [line for line in ended.lines if line.startswith("imagenet: ")]
     assert len([line for line in said if ".jpg: is no readable image" in line and "(2 damaged images" in line]) == 1, (
@@ -166,18 +166,20 @@ torch.save({"nonsense": torch.zeros(1)}, "/tmp/nonsense.pth")
     run = (f"--datadir={flowers}", *SMALL, "--model=resnet18", "--epochs=1", "--momentum=0", "--precision=fp32")
     first = ("--num-steps=1", "--lr=1e-30", "--checkpoint-dir=/tmp/started")
     here.trainer("torch.flowers", *run, *first, "--weights=/tmp/resnet18.pth").learned()
-    compared = here.python("""
-import glob, torch
+    compared = here.python(f"""{TENSORS}
+import argparse, glob
 from torchvision import models
+from trainers.torch import flowers
 given = torch.load("/tmp/resnet18.pth", weights_only=True)
-state = torch.load(glob.glob("/tmp/started/*.ckpt")[0], weights_only=True)
+found = tensors(glob.glob("/tmp/started/step-*")[0])
 names = [name for name, _ in models.resnet18().named_parameters() if not name.startswith("fc.")]
-rates = [group.get("lr_scale", 1) for group in state["optimizer"]["param_groups"]]
-started = [torch.where(given[name] == 0, 0, state["model"][name]) for name in names]
+args = argparse.Namespace(weights="given", model="resnet18", weight_decay=0)
+rates = [group["lr_scale"] for group in flowers.parameter_groups(args, models.resnet18())]
+started = [torch.where(given[name] == 0, 0, found[name]) for name in names]
 print(all(torch.equal(*pair) for pair in zip(started, (given[name] for name in names))), len(names),
-      list(state["model"]["fc.weight"].shape), rates)
+      list(found["fc.weight"].shape), rates)
 """)
-    assert compared.output == "True 60 [5, 512] [1, 0.1]\n", compared.output
+    assert compared.output == "True 60 [5, 512] [1.0, 0.1]\n", compared.output
     for path, said in (("/tmp/none.pth", "[Errno 2] No such file"), ("/tmp/nonsense.pth", "conv1.weight is missing")):
         wrong = here.trainer("torch.flowers", *run, f"--weights={path}")
         assert wrong.code == 1 and "Traceback" not in wrong.output
@@ -191,7 +193,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torchvision import models
 from trainers.common.exits import UserError
-from trainers.torch import flowers
+from trainers.torch import _images
 
 def made(name):
     torch.manual_seed(5)
@@ -202,7 +204,7 @@ def made(name):
     return model.eval()
 
 def loaded(name, path, side=224, classes=1000):
-    return flowers.network(argparse.Namespace(model=name, weights=path, image_size=side), classes).eval()
+    return _images.flowers_network(argparse.Namespace(model=name, weights=path, image_size=side), classes).eval()
 
 # As timm 1.0.31 has it, by the names of its weights: https://github.com/huggingface/pytorch-image-models/blob/v1.0.31/timm/models/vision_transformer.py
 def timm_vit(w, images):

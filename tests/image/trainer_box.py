@@ -109,7 +109,10 @@ class Box:
         return self.run(PYTHON, "-c", script, *words, **environment)
 
     def trainer(self, name: str, *words: str, **environment: str) -> Ended:
-        """Run the trainer ``name``, such as "torch.mnist", as the launcher starts it."""
+        """Run the trainer ``name``, such as "torch.mnist", as the launcher starts it, also with --num-cores=N."""
+        cores = next((int(word.partition("=")[2]) for word in words if word.startswith("--num-cores=")), 1)
+        if name.startswith("torch.") and cores > 1:
+            return self.processes(cores, name, *words, **environment)
         return self.run(PYTHON, "-m", f"trainers.{name}", *words, **environment)
 
     def processes(self, count: int, name: str, *words: str, **environment: str) -> Ended:

@@ -62,7 +62,7 @@ class Lines:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError) as error:  # ValueError: it is closed
-            self.lost += [getattr(error, "strerror", None) or str(error)] * text.count("\n")
+            Lines.lost.extend([getattr(error, "strerror", None) or str(error)] * text.count("\n"))
         return len(text)
 
     def flush(self) -> None:
@@ -354,12 +354,12 @@ class Job:
 
     def save(self, step: int, save: Callable[[str], Any]) -> None:
         """Write a checkpoint with ``save(folder)``; raises :class:`UserError` with the earlier ones unchanged."""
+        self._settle()
         if not self.args.checkpoint_dir or self.args.eval_only or self._saved == step:
             return
         self._step = step
         self._pause()
-        self._settle()
-        lost = [reason for lease in self._leases if (reason := _attempt(lambda _, held=lease: held.check(), 0)[1])]
+        lost = [reason for lease in self._leases if (reason := _attempt(files.Lease.check, lease)[1])]
         if reason := self.peers.broadcast("".join(lost[:1])):  # another run has taken a folder of this one
             raise UserError(reason)
         self._check_weights()
@@ -539,7 +539,8 @@ class Job:
             "summary", self._step, trainer=self.name, status=status, exit_code=code, seed=self.args.seed,
             **{name: value for name, value in last.items() if name != "step"},
             **{f"{'max' if self.sign > 0 else 'min'}_{self.metric}": kept, f"{self.unit}_per_second": rate},
-            loss_first=self._curve[0][1] if self._curve else None, loss_last=self._curve[-1][1] if self._curve else None,
+            loss_first=self._curve[0][1] if self._curve else None,
+            loss_last=self._curve[-1][1] if self._curve else None,
             train_seconds=self._seconds, wall_seconds=time.monotonic() - self._began, resumed_from=self._resumed,
             device=self.peers.label, processes=self.peers.size, global_batch=self.about.get("global_batch"),
             versions={"python": platform.python_version(), **self.peers.versions()}, **self.more, **more,
@@ -578,7 +579,7 @@ def _sinks(args: argparse.Namespace, name: str, metric: str, opened: contextlib.
         if path := args.metrics_file or (folder and files.join(folder, "metrics.jsonl")):
             folder, _, file = path.rpartition("/")
             local, upload = opened.enter_context(files.growing_folder(folder or ("/" if path[0] == "/" else "."), file))
-            lines = Lines(opened.enter_context(open(os.path.join(local, file), "a", encoding="utf-8")))
+            lines = Lines(opened.enter_context(open(os.path.join(local, file), "a", encoding="utf-8")))  # noqa: SIM115
             yield lambda event: (lines.write(json.dumps(event) + "\n"), upload())
         if args.logdir:
             from tensorboard.summary import Writer  # type: ignore[import-not-found, unused-ignore]
@@ -586,8 +587,14 @@ def _sinks(args: argparse.Namespace, name: str, metric: str, opened: contextlib.
             board, upload_board = opened.enter_context(files.growing_folder(args.logdir))
             writer = Writer(board)
             opened.callback(writer.close)
-            yield lambda event: ([writer.add_scalar(f"{event['event']}/{name}", value, event["global_step"])
-                                  for name, value in _numbers(event).items()], writer.flush(), upload_board())  # fmt: skip
+
+            def to_board(event: dict[str, Any]) -> None:
+                for name, value in _numbers(event).items():
+                    writer.add_scalar(f"{event['event']}/{name}", value, event["global_step"])
+                writer.flush()
+                upload_board()
+
+            yield to_board
         if args.hypertune_tag or env.get("CLOUD_ML_TRIAL_ID") or "CLOUD_ML_HP_METRIC_FILE" in env:
             import hypertune  # type: ignore[import-not-found, unused-ignore]
 

@@ -10,6 +10,7 @@ import importlib.metadata
 import math
 import os
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -23,6 +24,8 @@ from trainers.common import job
 from trainers.common.files import USAGE, UserError
 
 BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; those between CPUs are gloo's
+# PyTorch's checkpoints warn about objects, which need no fsync, and about a single process, which needs no group.
+warnings.filterwarnings("ignore", "fsync not supported|torch.distributed is (disabled|unavailable)")
 # Parts of the errors that gloo and NCCL raise after another process has ended.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
         "Timed out waiting", "NCCL communicator was aborted", "remote process exited")  # fmt: skip
@@ -31,15 +34,21 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Connection ref
 class Peers:
     """The processes of a run, each on one CPU or accelerator: see :class:`trainers.common.job.Peers`."""
 
-    def __init__(self, args: argparse.Namespace, timeout: float = 600.0) -> None:
-        """Select the device and join the others; a collective takes ``timeout`` seconds at most."""
+    def __init__(self, args: argparse.Namespace, timeout: float = 600.0, scaled: bool = True) -> None:
+        """Select the device and join the others; a collective takes ``timeout`` seconds at most.
+
+        Without gradients that are ``scaled``, --precision auto is fp32 where it would be fp16.
+        """
         self.rank, self.size = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+        self.processes = self.size
         if args.num_cores > self.size:
             raise UserError(f"--num-cores {args.num_cores}: `launch` starts processes; without it, start with torchrun"
                             f" --nproc-per-node {args.num_cores}", USAGE)  # fmt: skip
         self.device = find_device(args.device, self.size)
         kind, self.label = self.device.type, f"{self.device}/{self.rank}"
-        args.precision = fastest_precision(self.device) if args.precision == "auto" else args.precision
+        if args.precision == "auto":
+            fastest = fastest_precision(self.device)
+            args.precision = "fp32" if fastest == "fp16" and not scaled else fastest
         if (precision := args.precision) == "fp16" and kind not in ("cpu", "cuda"):
             raise UserError(f"--precision fp16: for GPUs and CPUs; {kind} has bf16", USAGE)
         self.autocast = torch.autocast(kind, torch.float16 if precision == "fp16" else torch.bfloat16,
@@ -52,9 +61,7 @@ class Peers:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(args.seed)
-        if self.size == 1:  # checkpoints and FSDP2 need a group even of one
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would look up the name of this host
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        if self.size == 1:
             return
         if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "RANK") if not os.environ.get(name)]:
             raise UserError(f"WORLD_SIZE={self.size} without {', '.join(missing)}: start with torchrun", USAGE)
@@ -67,7 +74,7 @@ class Peers:
             raise UserError(f"rank {self.rank} of {self.size} cannot join the others: {reason}") from None
 
     def seed(self, *key: int) -> None:
-        """Seed random numbers by ``key`` and rank: ranks have other dropout masks, a resumed run those it would have had."""
+        """Seed random numbers by ``key`` and rank: a resumed run draws what it would have drawn."""
         # A hash, because PyTorch's generator for the CPU takes the last 32 bits of a seed only.
         digest = hashlib.blake2b(" ".join(map(str, (*key, self.rank))).encode(), digest_size=8).digest()
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -89,23 +96,34 @@ class Peers:
         return self.sum(value.reshape(1))[0] / self.size
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes rank 0's averages of batch norm, which each has of its own batches: to test and to save."""
+        """Give all processes rank 0's averages of batch norm, to test and to save; each has those of its batches."""
         for buffer in model.buffers() if self.size > 1 else ():
             dist.broadcast(buffer, 0)
 
+    def export_in_fp32(self, args: argparse.Namespace, test: Callable[[], dict[str, float]], of: job.Job) -> None:
+        """State the accuracy of an exported model, which computes in fp32, if that was not the precision of tests."""
+        if args.precision != "fp32":
+            self.autocast = torch.autocast(self.device.type, enabled=False)
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            of.more["exported_accuracy"] = test()["accuracy"]
+            of.say(f"Exported model: test accuracy {of.more['exported_accuracy']:.2f} % in fp32")
+
     def maximum(self, values: list[float]) -> list[float]:
         numbers = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        if self.size > 1:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers.tolist()  # type: ignore[no-any-return]
 
     def gather(self, content: Any) -> list[Any]:
-        found = [None] * self.size
-        dist.all_gather_object(found, content)
+        found = [content] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, content)
         return found
 
     def broadcast(self, content: Any) -> Any:
         box = [content]
-        dist.broadcast_object_list(box, device=torch.device("cpu"))
+        if self.size > 1:
+            dist.broadcast_object_list(box, device=torch.device("cpu"))
         return box[0]
 
     def wait(self) -> None:
@@ -177,7 +195,9 @@ def weights_sha256(weights: dict[str, torch.Tensor]) -> str:
     """Return the SHA-256 of the names and bytes of ``weights``, which shows whether two runs have the same bits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
-        digest.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            name.encode() + tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 """ImageNet (or any large set of labelled images) in PyTorch, with torchvision's models.
 
     python -m trainers.torch.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
@@ -10,244 +9,183 @@ continues a run from its last checkpoint. On SIGTERM a run completes its step, s
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, imagenet_data
-from trainers.common.flags import Flag, one_of
-
-MORE = (
-    Flag("model", str, "resnet50", "any classification model of torchvision: resnet18, resnet50, vit_b_16..."),
-    Flag("compile", one_of("auto", "on", "off"), "auto", "use torch.compile; auto: on CUDA only"),
-)
-
-if __name__ == "__main__":  # before torch is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("imagenet", "ImageNet in PyTorch.", (*flags.TORCH, *imagenet_data.FLAGS, *MORE),
-                       epochs=18, lr=0.5, batch_size=256, test_batch_size=256)  # fmt: skip
-
 import argparse
 import contextlib
 import copy
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from trainers.common.run import Run
-from trainers.torch import _decode, _device, _export
-from trainers.torch._device import Device
+from trainers.common import flags, imagenet_data, mnist, order
+from trainers.common.arguments import Parser, add, classification
+from trainers.common.job import Job
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
-def network(args: argparse.Namespace) -> nn.Module:
-    """torchvision's model ``--model`` with random weights.
-
-    Raises :class:`UserError` if torchvision has no such model, or if it does not take images of the sizes that
-    ``--image-size`` and ``--progressive`` ask for.
-    """
-    try:
-        from torchvision import models
-    except ImportError as error:
-        raise exits.UserError(f"torchvision of torch's own index is needed: {error}") from None
-    if args.model not in models.list_models(module=models):
-        raise exits.UserError(
-            f"--model {args.model}: torchvision has {', '.join(models.list_models(module=models))}", exits.USAGE
-        )
-    options: dict[str, object] = {}
-    if args.model in ("googlenet", "inception_v3"):  # without the additional outputs that these models train with
-        options = {"aux_logits": False, "init_weights": True}
-    elif args.model.startswith("vit_"):  # with a position embedding for each patch
-        options = {"image_size": args.image_size}
-    elif args.model.startswith("maxvit"):
-        options = {"input_size": (args.image_size, args.image_size)}
-    side = args.image_size
-    try:
-        model: nn.Module = models.get_model(args.model, weights=None, num_classes=args.num_classes, **options)
-        # Shapes only, without computing: on the device "meta".
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-        for side in (args.image_size, *args.progressive):
-            torch.func.functional_call(model, shapes, torch.empty(2, 3, side, side, device="meta"))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise exits.UserError(
-            f"--model {args.model} does not take images of {side} pixels ({reason}): use another --image-size, or leave"
-            " out --progressive",
-            exits.USAGE,
-        ) from None
-    return model
+    from trainers.torch._peers import Peers
 
 
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = Parser("imagenet", "ImageNet in PyTorch.")
+    add(parser.learning, "--model", "resnet50", "any classification model of torchvision: resnet18, vit_b_16...")
+    add(parser.running, "--compile", "auto", "use torch.compile; auto: on CUDA only", choices=("auto", "on", "off"))
+    add(parser.running, "--device", "auto", "auto: an accelerator if there is one; tpu: torch_tpu",
+        choices=("auto", "cpu", "cuda", "tpu"))  # fmt: skip
+    defaults = {"epochs": 18, "batch_size": 256, "test_batch_size": 256, "weight_decay": 5e-5}
+    flags.add_to(parser, imagenet_data.FLAGS)
+    return classification(parser, argv, defaults, sgd=0.5, adamw=0.001)
 
 
-class Normalise(nn.Module):
-    """``uint8[n, side, side, 3]`` as ``float[n, 3, side, side]`` with mean 0 and deviation 1 over ImageNet."""
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, normalise: nn.Module, peers: Peers, args: argparse.Namespace,
+    seed: Callable[[], None], pixels: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, rate: float,
+) -> torch.Tensor:  # fmt: skip
+    """Train on a batch, in ``--accumulate`` parts, with the random numbers of ``seed()``; returns its loss."""
+    import torch
 
-    def __init__(self) -> None:
-        super().__init__()
-        # Buffers are on the device from the start; tensors made from lists would be copied to it in each step.
-        self.register_buffer("mean", 255 * torch.tensor(MEAN), persistent=False)
-        self.register_buffer("deviation", 255 * torch.tensor(DEVIATION), persistent=False)
+    from trainers.torch._images import loss_of
 
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """``pixels``, normalized."""
-        return ((pixels.float() - self.mean) / self.deviation).permute(0, 3, 1, 2)
-
-
-class Served(nn.Module):
-    """The exported model: class probabilities of images ``uint8[n, side, side, 3]``, including the preprocessing."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.normalise = model, Normalise()
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Probabilities of ``images``."""
-        return self.model(self.normalise(images)).softmax(dim=1)
-
-
-class Average:
-    """The exponential moving average of a model's weights and buffers (``--ema``), in ``model``.
-
-    Its decay rises with the steps, or the random weights at the start would dominate for 1 / (1 - decay) steps:
-    https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
-    """
-
-    def __init__(self, model: nn.Module, trained: nn.Module, decay: float) -> None:
-        """Average the weights of ``trained`` in ``model``, a copy of it."""
-        self.model, self.decay = model, decay
-        slow, fast = (list(one.state_dict(keep_vars=True).values()) for one in (model, trained))
-        pairs = list(zip(slow, fast, strict=True))
-        self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
-        self.counts = [pair for pair in pairs if not pair[0].is_floating_point()]
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Include the weights after ``step``, counted from 0."""
-        slow, fast = map(list, zip(*self.floats, strict=True))
-        torch._foreach_lerp_(slow, fast, 1 - min(self.decay, (1 + step) / (10 + step)))
-        for average, value in self.counts:
-            average.copy_(value)
-
-
-def loss_of(logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, args: argparse.Namespace) -> torch.Tensor:
-    """The loss on images that are blended with the next image of the batch where ``mask`` is below 1."""
-    loss = F.cross_entropy(logits, labels, label_smoothing=args.label_smoothing)
-    if args.mixup or args.cutmix:
-        keep = mask.mean()
-        other = F.cross_entropy(logits, labels.roll(1), label_smoothing=args.label_smoothing)
-        loss = keep * loss + (1 - keep) * other
+    seed()
+    loss = torch.zeros((), device=peers.device)
+    parts = list(zip(pixels.chunk(args.accumulate), labels.chunk(args.accumulate), strict=True))
+    for number, (part, targets) in enumerate(parts, 1):
+        # Gradients are averaged over the processes once per step, with its last part.
+        with model.no_sync() if number < len(parts) and hasattr(model, "no_sync") else contextlib.nullcontext():
+            images = normalise(part)
+            if args.mixup or args.cutmix:
+                images = images * mask + images.roll(1, 0) * (1 - mask)
+            with peers.autocast:
+                logits = model(images.contiguous(memory_format=torch.channels_last)).float()
+            part_loss = loss_of(logits, targets, mask, args) / len(parts)
+            if number == 1:  # not before the forward pass, which would have to allocate their memory again
+                optimizer.zero_grad()
+            peers.scaler.scale(part_loss).backward()
+        loss += part_loss.detach()
+    if args.clip_norm:
+        peers.scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    peers.scaler.step(optimizer)
+    peers.scaler.update()
     return loss
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup: float) -> float:
-    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
-    position = (min(step, total_steps - 1) + 0.5) / total_steps
-    if position < warmup:
-        return peak * position / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
-
-
-@torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    batches: Iterable[tuple[np.ndarray, np.ndarray]],
-    device: Device,
-    normalise: nn.Module,
-    poll: Callable[[], None],
-) -> tuple[float, float, float]:
-    """Correct answers, the sum of losses, and correct answers among the best five; every test image exactly once."""
-    device.broadcast_buffers(model)
+    model: nn.Module, data: imagenet_data.Data, size: int, normalise: nn.Module, peers: Peers, stop: Callable[[], bool]
+) -> dict[str, float]:
+    """Return top-1 and top-5 accuracy in percent and the mean loss, every image exactly once; nothing if the run has to
+    stop."""
+    import torch
+    import torch.nn.functional as F
+
+    peers.share_buffers(model)
     model.eval()
-    sums = device.to_device(torch.zeros(3))
-    for pixels, targets in batches:
-        poll()
-        labels = device.put_share(targets)
-        images = normalise(device.put_share(pixels)).contiguous(memory_format=device.memory_format)
-        with device.autocast():
-            logits = model(images).float()
-        # The padding's label, -1, never hits.
-        hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
-        sums = sums + torch.stack([hits[:, 0].sum().float(), loss, hits.sum().float()])
-        device.end_step()
+    sums = torch.zeros(3, device=peers.device)
+    with contextlib.closing(data.test(size * peers.size)) as batches:
+        for pixels, targets in batches:
+            labels = peers.put(targets)
+            images = normalise(peers.put(pixels)).contiguous(memory_format=torch.channels_last)
+            with torch.no_grad(), peers.autocast:
+                logits = model(images).float()
+            # The padding's label, -1, never hits.
+            hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
+            sums += torch.stack([hits[:, 0].sum().float(), loss, hits.sum().float()])
+            if stop():
+                return {}
     model.train()
-    first, loss_sum, fifth = device.sum(sums)
-    return first, loss_sum, fifth
+    first, loss_sum, fifth = (value / data.test_count for value in peers.sum(sums))
+    return {"accuracy": 100 * first, "test_loss": loss_sum, "top5": 100 * fifth}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    device = _device.init(args)  # seeds, and joins the other processes
-    data = imagenet_data.Data(args, device.share, _decode.decode, device)
-    global_batch = args.batch_size * args.accumulate * device.replicas
-    warmup = min(0.5, args.warmup_epochs / args.epochs)
+    """Train, test, save and export as ``args`` say; returns the exit status."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
 
-    model = network(args)
+    from trainers.torch import _decode
+    from trainers.torch._images import (
+        DEVIATION,
+        MEAN,
+        Average,
+        EagerIfCompilingFails,
+        Normalise,
+        Served,
+        compiled,
+        imagenet_network,
+    )  # fmt: skip
+    from trainers.torch._peers import Peers, learning_rate
+    from trainers.torch.mnist import export, load, make_optimizer, save
+
+    peers = Peers(args)  # joins the other processes
+    data = imagenet_data.Data(args, lambda batch: order.share(batch, peers.rank, peers.size), _decode.decode, peers)
+    global_batch = args.batch_size * args.accumulate * peers.size
+    epoch_steps = mnist.steps_per_epoch(data.count, global_batch)
+    total, peak = args.epochs * epoch_steps, args.lr * (peers.size if args.scale_lr else 1)
+    warmup = min(0.5, args.warmup_epochs / args.epochs) * total
+
+    model = imagenet_network(args)
     copied = copy.deepcopy(model) if args.ema else None
-    model = device.place(model)
-    average = Average(device.place(copied), model, args.ema) if copied else None
-    normalise = device.place(Normalise())
-    ddp = device.parallel(model)
-    # Around DistributedDataParallel, which so sends gradients while others are computed.
-    forward = _device.compiled(ddp, args.compile, device)
-    optimizer = device.optimizer(args, _device.parameter_groups(model, args.weight_decay))
-    scaler = device.grad_scaler()
-    # Of the last step, or the first that was not finite. Not of shape []: torch_xla would take the first one for a
-    # constant, and compile the first step and the others separately.
-    loss = device.to_device(torch.zeros(1))
+    model = model.to(peers.device, memory_format=torch.channels_last)
+    average = Average(copied.to(peers.device, memory_format=torch.channels_last), model, args.ema) if copied else None
+    tested, normalise = average.model if average else model, Normalise().to(peers.device)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True) if peers.size > 1 else model
+    optimizer = make_optimizer(model, args, peers)
+    own = (nn.ModuleDict({"model": model, "average": tested}) if average else model, optimizer, peers)
 
-    def train_step(pixels: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        step_loss = torch.zeros_like(loss)
-        parts = list(zip(pixels.chunk(args.accumulate), labels.chunk(args.accumulate), strict=True))
-        for number, (part, targets) in enumerate(parts, 1):
-            # Gradients are averaged over the processes once per step, with its last part.
-            local = number < len(parts) and isinstance(ddp, DistributedDataParallel)
-            with ddp.no_sync() if local else contextlib.nullcontext():
-                images = normalise(part)
-                if args.mixup or args.cutmix:
-                    images = images * mask + images.roll(1, 0) * (1 - mask)
-                with device.autocast():
-                    logits = forward(images.contiguous(memory_format=device.memory_format)).float()
-                part_loss = loss_of(logits, targets, mask, args) / len(parts)
-                if number == 1:  # not before the forward pass, which would have to allocate their memory again
-                    optimizer.zero_grad()
-                scaler.scale(part_loss).backward()
-            step_loss += part_loss.detach()
-        if args.clip_norm:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), args.clip_norm)
-        scaler.step(optimizer)
-        scaler.update()
-        return torch.where(torch.isfinite(loss), step_loss, loss)
+    def batches(step: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        while True:  # depend on seed and epoch only
+            epoch = step // epoch_steps + 1
+            with contextlib.closing(data.train(epoch, step % epoch_steps, global_batch)) as epoch_batches:
+                for pixels, labels in epoch_batches:
+                    yield pixels, labels, data.mask(epoch, step % epoch_steps, data.side(epoch))
+                    step += 1
 
-    def test(poll: Callable[[], None]) -> tuple[float, float, float]:
-        return evaluate(run.tested, data.test(args.test_batch_size * device.replicas), device, normalise, poll)
+    def test() -> dict[str, float]:
+        return evaluate(tested, data, args.test_batch_size, normalise, peers, job.stop)
 
-    def export(folder: str) -> list[str]:
+    def export_and_test(folder: str) -> list[str]:
+        peers.export_in_fp32(args, test, job)
         example = torch.zeros(2, args.image_size, args.image_size, 3, dtype=torch.uint8)
-        return _export.write(Served(run.tested), example, folder, model=args.model, num_classes=args.num_classes,
-                             classes=data.classes, mean=MEAN, std=DEVIATION, image_size=args.image_size)  # fmt: skip
+        about = {"num_classes": args.num_classes, "classes": data.classes, "mean": MEAN, "std": DEVIATION}
+        return export(Served(tested), example, folder, model=args.model, image_size=args.image_size,
+                      **about) if folder else []  # fmt: skip
 
-    with Run("torch.imagenet", args, device, global_batch=global_batch, train_count=data.count,
-             test_count=data.test_count, data=data.fingerprints, model=model, optimizer=optimizer,
-             average=average and average.model, scaler=scaler) as run:  # fmt: skip
-        if forward is not ddp:
-            train_step = _device.EagerIfCompilingFails(train_step, model, run)  # type: ignore[assignment]
-        for epoch in run.epochs(test):
-            for step, (pixels, labels) in run.steps(data.train(epoch, run.step_in_epoch, global_batch)):
-                mask = device.to_device(data.mask(epoch, run.step_in_epoch, data.side(epoch)))
-                rate = learning_rate(step, run.total_steps, run.peak, warmup)
-                _device.set_learning_rate(optimizer, rate)
-                loss = train_step(device.put_share(pixels), device.put_share(labels), mask)
-                if average:
-                    average.update(step)
-                run.end_step(loss, rate)
-        run.finish(export, device.test_of_export(test))
-    device.close(args)
-    return run.code
+    about = {"model": args.model + " with averaged weights (--ema)" * bool(args.ema), "optimizer": args.optimizer,
+             "global_batch": global_batch, "train_images": data.count, "data": data.fingerprints}  # fmt: skip
+    with Job("torch.imagenet", args, peers, about, tested, total=total, every=epoch_steps, count=global_batch) as job:
+        step = job.resume(partial(load, *own))
+        if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
+            job.log(step, **test())
+        # torch.compile is around DistributedDataParallel, which so sends gradients while others are computed.
+        forward, stream = compiled(ddp, args.compile, peers), batches(step)
+        training = partial(train_step, forward, optimizer, normalise, peers, args)
+        attempt = EagerIfCompilingFails(training, model, job.say) if forward is not ddp else training
+        while not job.stop(step):
+            seed = partial(peers.seed, args.seed, step)
+            rate, batch = peak * learning_rate(step, total, warmup), [peers.put(part) for part in next(stream)]
+            loss = attempt(seed, *batch, rate)
+            step += 1
+            if average:
+                average.update(step - 1)
+            if job.due("log", step):
+                job.log(step, loss=peers.mean(loss), lr=rate)
+            if job.due("test", step):
+                job.log(step, **test())
+            if job.due("save", step):
+                job.save(step, partial(save, *own))
+        return job.finish(step, partial(save, *own), export_and_test)
 
 
 if __name__ == "__main__":
-    _device.main(main, ARGS, "imagenet")
+    options = parse_args()
+    from trainers.torch._peers import run
+
+    run(main, options, "imagenet")

@@ -196,11 +196,13 @@ def export(served: nn.Module, example: torch.Tensor, folder: str, **about: objec
                               ) from None  # fmt: skip
 
 
-def make_optimizer(model: nn.Module, args: argparse.Namespace, peers: Peers) -> torch.optim.Optimizer:
-    """The optimizer of ``--optimizer``, with weight decay for kernels and matrices."""
+def make_optimizer(
+    model: nn.Module, args: argparse.Namespace, peers: Peers, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer of ``--optimizer``, with weight decay for kernels and matrices, or of ``groups``."""
     import torch
 
-    groups = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": args.weight_decay},
+    groups = groups or [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": args.weight_decay},
               {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0}]  # fmt: skip
     fused = peers.device.type in ("cpu", "cuda")
     if args.optimizer == "adamw":
@@ -262,19 +264,18 @@ def main(
         return evaluate(model, test_images, test_labels, args.test_batch_size, peers, job.stop)
 
     def export_and_test(folder: str) -> list[str]:
-        if args.precision != "fp32":  # exported models compute in fp32
-            peers.autocast = torch.autocast(peers.device.type, enabled=False)
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-            job.more["exported_accuracy"] = accuracy = test()["accuracy"]
-            job.say(f"Exported model: test accuracy {accuracy:.2f} % in fp32")
+        peers.export_in_fp32(args, test, job)
         example = torch.zeros(2, mnist.SIDE, mnist.SIDE, dtype=torch.uint8)
         return export(serving(model), example, folder, model=args.model, **ABOUT) if folder else []
 
     about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
              "train_images": len(labels), "data": data}  # fmt: skip
     with Job(f"torch.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
-        job.say(f"{total} steps of {global_batch} images on {peers.size} x {peers.device.type} in {args.precision}, peak"
-                f" of the learning rate {peak:g}{' (--scale-lr is off)' * (peers.size > 1 and peak == args.lr)}")  # fmt: skip
+        where, scaled = (
+            f"{peers.size} x {peers.device.type} in {args.precision}",
+            "scaled" if args.scale_lr else "as given",
+        )
+        job.say(f"{total} steps of {global_batch} images on {where}, peak learning rate {peak:g}, {scaled}")
         step = job.resume(functools.partial(load, *own))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())

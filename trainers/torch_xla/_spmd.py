@@ -49,10 +49,9 @@ class Mesh(Peers):
                 f"--num-cores {args.num_cores}: must be 0, 1 or all {self.replicas} XLA devices here", USAGE
             )
         self.rank, self.size = xr.process_index(), xr.process_count()
+        self.processes = self.size
         if self.size > 1:  # torch_xla has its own rendezvous; gloo only serves maximum(), gather() and the like
             dist.init_process_group("gloo", init_method="xla://")
-        else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.device = torch_xla.device() if hasattr(torch_xla, "device") else xm.xla_device()
         self.label = f"{self.device}/{self.rank}"
         if args.precision == "fp16":
@@ -71,10 +70,13 @@ class Mesh(Peers):
         """Return an ``array``, a copy on each device."""
         return self._replicated(torch.as_tensor(array).to(self.device))
 
-    def put_batch(self, batch: np.ndarray) -> torch.Tensor:
-        """Return a global ``batch``, of which this host puts its rows on its devices; those of all hosts form it."""
-        count = len(batch) // self.size
-        rows = torch.as_tensor(batch[self.rank * count : (self.rank + 1) * count])
+    def put_batch(self, batch: np.ndarray, whole: bool = True) -> torch.Tensor:
+        """Return a global ``batch``, spread over the devices: this host's rows of it, those of all hosts form it.
+
+        If it is not ``whole``, it has this host's rows only.
+        """
+        count = len(batch) // self.size if whole else len(batch)
+        rows = torch.as_tensor(batch[self.rank * count :][:count] if whole else batch)
         if self._mesh is None:
             return rows.to(self.device)
         spec = self._xs.ShardingSpec(self._mesh, ("data",) + (None,) * (rows.dim() - 1), minibatch=True)
@@ -96,6 +98,12 @@ class Mesh(Peers):
                     entry["momentum_buffer"] = zeros
                 entry |= {name: self.put(value.cpu()) for name, value in entry.items() if torch.is_tensor(value)}
         return model
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Do nothing: under SPMD all devices have the same."""
+
+    def export_in_fp32(self, args: argparse.Namespace, test: Any, of: Any) -> None:
+        """Do nothing: the graph would be compiled again."""
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return what a checkpoint has, on the CPU."""
@@ -163,8 +171,8 @@ class XlaJob(Job):
     https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
     """
 
+    peers: Mesh
     rate: float | None = None
-    replicas = 1
 
     def line(self, kind: str, step: int, numbers: dict[str, float]) -> str:
         """Return the line of the log about training or a test."""
@@ -173,17 +181,19 @@ class XlaJob(Job):
             accuracy = f"Accuracy={numbers['accuracy']:.2f}"
             return (f"| Test Device={self.peers.label} Step=0 Epoch={epoch} {accuracy} Time={now}\n"
                     f"Epoch {epoch} test end {now}, {accuracy}")  # fmt: skip
-        rate = numbers["images_per_second"] / self.replicas
+        rate = numbers["images_per_second"] / self.peers.replicas
         kept = float(os.environ.get("RATE_TRACKER_SMOOTHING") or 0.4) if self.rate is not None else 0.0
         self.rate = (1 - kept) * rate + kept * (self.rate or 0.0)
-        images = (step - self._first) * self.count / self.replicas
+        images = (step - self._first) * self.count / self.peers.replicas
         whole = images / max(time.monotonic() - self._began, 1e-9)
         return (f"| Training Device={self.peers.label} Epoch={epoch} Step={(step - 1) % self.every} "
                 f"Loss={numbers['loss']:.5f} Rate={self.rate:.2f} GlobalRate={whole:.2f} Time={now}")  # fmt: skip
 
-    def compilations(self) -> None:
-        """Say in the summary how many graphs XLA compiled, and in how many seconds."""
+    def finish(self, *given: Any) -> int:
+        """End as :meth:`Job.finish`; the summary says how many graphs XLA compiled, and in how many seconds."""
         data = metrics.metric_data("CompileTime")
-        self.more |= {"compile_count": int(data[0]) if data else 0, "compile_seconds": data[1] / 1e9 if data else 0.0}
+        self.more |= {"replicas": self.peers.replicas, "compile_count": int(data[0]) if data else 0,
+                      "compile_seconds": data[1] / 1e9 if data else 0.0}  # fmt: skip
         if self.args.metrics_debug and self.chief:
             print(metrics.metrics_report())
+        return super().finish(*given)

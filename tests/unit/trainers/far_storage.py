@@ -71,10 +71,11 @@ class FarStorage:
         inside = [f"{path}/{entry.name}" for entry in (self.folder / path).iterdir()]
         return [self.info(name) for name in inside] if detail else inside
 
-    def find(self, path: str) -> list[str]:
+    def find(self, path: str, detail: bool = False) -> Any:
         place = self.folder / path
         inside = [place] if place.is_file() else sorted(entry for entry in place.rglob("*") if entry.is_file())
-        return [str(entry.relative_to(self.folder)) for entry in inside]
+        names = [str(entry.relative_to(self.folder)) for entry in inside]
+        return {name: self.info(name) for name in names} if detail else names
 
     def open(self, path: str, mode: str) -> IO[bytes]:
         place = self.folder / self._strip_protocol(path)
