@@ -239,7 +239,7 @@ with ocp.StandardCheckpointer() as checkpointer:
 """)
     assert poisoned.code == 0, poisoned.output
     ended = here.trainer("jax.mnist", *run)
-    assert "its weight head.bias is not finite" in ended.output
+    assert "its weight head/bias is not finite" in ended.output
     assert ended.learned()["weights_sha256"] == whole["weights_sha256"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
+import logging
 import os
 import pickle
 import socket
@@ -41,6 +42,7 @@ class Peers:
             jax.config.update("jax_num_cpu_devices", args.num_cores)
         if args.deterministic:
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true"
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs tracebacks of errors that it raises, too
         join()
         try:
             devices = jax.devices()
@@ -85,6 +87,11 @@ class Peers:
         """Replicate the arrays of modules and optimizers on every device."""
         for part in parts:
             nnx.update(part, jax.tree.map(self.put, nnx.state(part)))
+
+    def attention(self, head_dim: int) -> str | None:
+        """Return the fastest implementation of attention for :func:`jax.nn.dot_product_attention`: None, its own."""
+        nvidia = self.kind == "gpu" and self.dtype == jnp.bfloat16 and "cuda" in jax.devices()[0].client.platform_version
+        return "cudnn" if nvidia and head_dim % 8 == 0 and head_dim <= 128 else None
 
     def maximum(self, values: list[float]) -> list[float]:
         numbers = np.asarray(values, np.float32)
@@ -136,7 +143,7 @@ def named(model: Any) -> Iterator[tuple[str, jax.Array]]:
     """Yield the weights of a model, and averages of batch norm, with their names."""
     tree = model["weights"] if isinstance(model, dict) else nnx.to_pure_dict(nnx.state(model))
     for path, array in jax.tree.leaves_with_path(tree):
-        yield jax.tree_util.keystr(path, simple=True, separator="."), array
+        yield jax.tree_util.keystr(path, simple=True, separator="/"), array
 
 
 def whole(array: jax.Array) -> np.ndarray:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flowers_data, mnist
-from trainers.common.arguments import add, classification, integer, number
+from trainers.common import flags, flowers_data, mnist
+from trainers.common.arguments import add, classification
 from trainers.common.files import USAGE, UserError
 from trainers.common.job import Job
 from trainers.jax import parser
@@ -37,17 +37,12 @@ PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --wei
 def parse_args(argv: list[str] | None = None, prog: str = "flowers") -> argparse.Namespace:
     """Return the options of the command line."""
     options = parser(prog, "Flowers in JAX.")
-    learn, data = options.learning, options.data
-    add(learn, "--model", "small", "small: four stages, 2.8 million weights; vit: a vision transformer, 1.2 million; the"
-        " others are torchvision's and accept --weights", choices=("small", "vit", "resnet18", "resnet34", "resnet50"))  # fmt: skip
-    add(learn, "--least-area", 0.35, "smallest part of an image that a random crop covers", type=number(0.05, 1))
-    add(learn, "--label-smoothing", 0.1, "part of the target spread over all classes", type=number(0, 0.9))
-    add(learn, "--weights", "", "file of pretrained weights to start from; default: random weights")
-    add(data, "--image-size", 128, "pixels on each side of the network's input", type=integer(16))
-    add(data, "--num-workers", 4, "threads that decode images", type=integer(1))
-    add(data, "--fake-images", 3670, "images of --fake-data; a tenth as many for the test", type=integer(1))
-    options.set_defaults(epochs=30, batch_size=32, test_batch_size=100, weight_decay=5e-4)
-    return classification(options, argv, sgd=0.05, adamw=0.001)
+    add(options.learning, "--model", "small", "small: four stages, 2.8 million weights; vit: a vision transformer, 1.2"
+        " million; the others are torchvision's and accept --weights",
+        choices=("small", "vit", "resnet18", "resnet34", "resnet50"))  # fmt: skip
+    flags.add_to(options, flowers_data.FLAGS)
+    defaults = {"epochs": 30, "batch_size": 32, "test_batch_size": 100, "weight_decay": 5e-4}
+    return classification(options, argv, defaults, sgd=0.05, adamw=0.001)
 
 
 def network(args: argparse.Namespace, classes: int, dtype: Any) -> nnx.Module:
