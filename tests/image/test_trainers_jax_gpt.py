@@ -24,7 +24,7 @@ CLOSE = 2.0**-24 * 32 * 6 * 2
 
 @pytest.fixture(scope="module")
 def here(built_image: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    with box(built_image("jax")) as started:
+    with box(built_image("jax"), tmpfs={"/full": "size=2500k,mode=1777"}) as started:
         started.container.exec_run(["sh", "-c", "echo 127.0.0.1 $(hostname) >>/etc/hosts"], user="root")
         started.put(text.write(tmp_path_factory.mktemp("text")), "text")
         yield started
@@ -71,6 +71,7 @@ def test_it_learns_and_continues_a_text(here: Box) -> None:
         pytest.param(("--num-cores=4", "--batch-size=6", "--tensor=2"), id="tensor parallel"),
         pytest.param(("--num-cores=8", "--batch-size=3", "--tensor=2", "--parallel=fsdp"), id="both"),
         pytest.param(("--batch-size=4", "--accumulate=3"), id="accumulated"),
+        pytest.param(("--activation-checkpointing",), id="computed again"),
     ],
 )
 def test_the_same_global_batch_gives_the_same_losses(here: Box, whole: Ended, words: tuple[str, ...]) -> None:
@@ -163,11 +164,64 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_exported(here: Box) -
         (("--num-cores=8", "--tensor=8"), 2, "--tensor 8 does not divide 4 heads of keys and values"),
         (("--checkpoint-dir=/tmp/nothing", "--eval-only"), 2, "--eval-only: /tmp/nothing has no checkpoint"),
         (("--width=30",), 2, "--width 30 is not an even multiple of --heads 4"),
+        (("--seed=18446744073709551615",), 2, "--seed: '18446744073709551615' is not an integer of at least 0"),
+        (("--warmup-steps=20",), 2, "--warmup-steps 20: must be less than --max-steps 20"),
+        (("--max-steps=4000000000", "--num-steps=1", "--warmup-steps=3999999999"), 0, ""),
+        (("--init-from=/data/text",), 2, "--init-from /data/text/config.json: No such file or directory"),
     ],
 )
 def test_a_user_error_is_one_line(here: Box, words: tuple[str, ...], code: int, message: str) -> None:
     ended = gpt(here, *words)
-    assert ended.code == code and message in one_line(ended), ended.output
+    assert ended.code == code and (not message or message in one_line(ended)), ended.output
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
+    """The folder holds 2.5 MB: one checkpoint of this model, but not two."""
+    run = ("--width=64", "--checkpoint-dir=/full", "--checkpoint-steps=1", "--eval-tokens=32")
+    gpt(here, *run, "--num-steps=1").learned()
+    before = here.run("ls", "-A", "/full").output
+    ended = gpt(here, *run)
+    said = [line for line in ended.lines if not line.startswith(("step ", "Resumed ", "{")) and " weights, " not in line]
+    assert ended.code == 1 and len(said) == 1 and said[0].startswith("gpt: "), ended.output
+    assert "cannot be saved (No space left on device); the checkpoint of step 1 is intact" in said[0]
+    assert here.run("ls", "-A", "/full").output == before, "no file lost, no partial file"
+
+
+def test_a_model_of_thousands_of_layers_is_lowered_in_seconds(here: Box) -> None:
+    lowered = here.python("""
+import time, jax, numpy
+from functools import partial
+from trainers.common.language import Config
+from trainers.jax import _llama, gpt
+config = Config(64, 8, 64, 5000, 2, 2, 16)
+logits = partial(_llama.logits, config=config, dtype="float32", attention=None, recompute=True)
+optimizer = _llama.make_optimizer(gpt.parse_args([]), lambda step: 0.1)
+def start():
+    weights = _llama.initial(config, jax.random.key(0))
+    return {"weights": weights, "optimizer": optimizer.init(weights)}
+state, windows = jax.eval_shape(start), jax.ShapeDtypeStruct((1, 2, 17), "int32")
+began = time.process_time()
+text = jax.jit(partial(gpt.train_step, logits, optimizer)).lower(state, windows).as_text()
+print(len(text), time.process_time() - began)
+""")
+    size, seconds = map(float, lowered.lines[-1].split())
+    assert size < 1e6 and seconds < 10, lowered.output
+
+
+def test_a_run_starts_from_the_weights_of_another(here: Box) -> None:
+    gpt(here, "--export-dir=/tmp/given").learned()
+    words = [word for word in TINY if not word.startswith(("--layers", "--width", "--heads"))]
+    start = here.trainer("jax.gpt", *words, "--init-from=/tmp/given", "--num-steps=1", "--lr=1e-9",
+                         "--batch-size=12", "--export-dir=/tmp/again").learned()  # fmt: skip
+    assert start["loss_first"] < 5.4, "not the 5.6 of random weights"
+    compared = here.python("""
+import numpy
+from safetensors.numpy import load_file
+one, other = (load_file(f"/tmp/{name}/model.safetensors") for name in ("given", "again"))
+assert one.keys() == other.keys()
+print(max(float(abs(one[name] - other[name]).max()) for name in one))
+""")
+    assert float(compared.lines[-1]) < 1e-6, "other than one step at such a rate"
 
 
 @pytest.mark.big("xla", "jax")
@@ -179,19 +233,13 @@ def test_the_export_is_the_same_function_in_pytorch(
     gpt(here, *words, "--export-dir=/tmp/exported").learned()
     asked = here.python("""
 import json, jax, numpy
-from flax import nnx
-from safetensors.numpy import load_file
-from trainers.common.gpt import Config
-from trainers.jax.gpt import GPT
-config = json.load(open("/tmp/exported/config.json"))
-config = Config(**{name: config[name] for name in Config.__dataclass_fields__})
-model = GPT(config, jax.numpy.float32, nnx.Rngs(0))
-weights, state = load_file("/tmp/exported/model.safetensors"), nnx.state(model)
-for path, variable in nnx.to_flat_state(state):
-    name = ".".join(map(str, (*([] if path[0] == "lm_head" else ["model"]), *path[:-1], "weight")))
-    variable.set_value(weights[name].T if path[-1] == "kernel" else weights[name])
-nnx.update(model, state)
-print(json.dumps(numpy.asarray(model(numpy.arange(32)[None])).tolist()))
+from trainers.common.language import read_config
+from trainers.jax import _llama, gpt
+config = read_config("/tmp/exported")
+shapes = jax.eval_shape(lambda: _llama.initial(config, jax.random.key(0)))
+weights = gpt.load_pretrained("/tmp/exported", shapes, config)
+found = _llama.logits(weights, numpy.arange(32)[None], config, "float32", None, recompute=False)
+print(json.dumps(numpy.asarray(found).tolist()))
 """)
     assert asked.code == 0, asked.output
     with box(built_image("xla")) as there:
@@ -201,12 +249,11 @@ print(json.dumps(numpy.asarray(model(numpy.arange(32)[None])).tolist()))
         there.put(tmp_path, "exported")
         answered = there.python("""
 import json, torch
-from safetensors.torch import load_file
-from trainers.torch.gpt import GPT, Config
-config = json.load(open("/data/exported/config.json"))
-model = GPT(Config(**{name: config[name] for name in Config.__dataclass_fields__}))
-missing, unexpected = model.load_state_dict(load_file("/data/exported/model.safetensors"), strict=False)
-assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+from trainers.common.language import read_config
+from trainers.torch.gpt import load_pretrained
+from trainers.torch._llama import GPT
+model = GPT(read_config("/data/exported"))
+load_pretrained(model, "/data/exported")
 print(json.dumps(model.eval()(torch.arange(32)[None]).detach().tolist()))
 """)
     assert answered.code == 0, answered.output

@@ -558,6 +558,8 @@ def _attempt(action: Callable[[Any], Any], value: Any) -> tuple[Any, str]:
         with contextlib.suppress(OSError, TypeError):  # PyTorch does not say that a disk is full
             if shutil.disk_usage(os.path.dirname(value)).free < 1 << 16:
                 return None, "No space left on device"
+        if (full := os.strerror(errno.ENOSPC)) in str(error):  # TensorStore says it among much else
+            return None, full
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         return None, getattr(error, "strerror", None) or lines[-1][:200]
 

@@ -328,14 +328,14 @@ def files_in(place: str, own: tuple[str, ...] = ()) -> list[File]:
                 found.append(
                     File(f"{scheme}://{path}", path.removeprefix(root).strip("/"), int(about["size"]), version)
                 )
+        elif os.path.isfile(place):  # of any name
+            about = os.stat(place)
+            return [File(place, os.path.basename(place), about.st_size, str(about.st_mtime_ns))]
         else:
             for folder, _, names in os.walk(place):
                 for path in (os.path.join(folder, name) for name in names):
                     about = os.stat(path)
                     found.append(File(path, os.path.relpath(path, place), about.st_size, str(about.st_mtime_ns)))
-            if os.path.isfile(place):
-                about = os.stat(place)
-                found.append(File(place, os.path.basename(place), about.st_size, str(about.st_mtime_ns)))
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be read: {error.strerror}") from None
     mine = tuple(f"{os.path.abspath(folder)}/" for folder in own if folder)
@@ -355,6 +355,8 @@ def splits_of(args: argparse.Namespace) -> dict[str, list[File]]:
     splits = {name: [one for one in found if one.name.startswith(f"{name}/")] for name in ("train", "val")}
     if all(splits.values()):
         return splits
+    if not found and not files.is_remote(args.datadir) and not os.path.exists(args.datadir):
+        raise UserError(f"--datadir {args.datadir}: does not exist")
     if not found:
         if not files.is_remote(args.datadir) and not os.path.exists(args.datadir):
             raise UserError(f"--datadir {args.datadir}: does not exist")

@@ -1,309 +1,161 @@
-# ruff: noqa: E402
-"""Train a language model of Llama's architecture in JAX and Flax NNX, on text, from the first token on.
+"""A language model in JAX: Llama's architecture, trained on text from the first token on, or from given weights.
 
     python -m trainers.jax.gpt --datadir FOLDER                  # a small model of bytes, on a CPU or one accelerator
     launch gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m                     # on each host of a slice
-    launch gpt ... --model 1b --parallel fsdp --tensor 4
+    launch gpt ... --model 1b --parallel fsdp --tensor 4 --activation-checkpointing
+    python -m trainers.jax.gpt --datadir FOLDER --init-from SmolLM2-135M --lr 1e-4
 
-FOLDER holds text files or .jsonl. The same command continues a run from its last checkpoint, on any number of devices
-for which the global batch is the same. On SIGTERM a run completes its step, saves and exits with 143. --export-dir
-receives what LlamaForCausalLM.from_pretrained() of the package transformers loads.
+FOLDER holds text files, .jsonl, Parquet, or train.bin and val.bin. The same command continues a run from its last
+checkpoint, on any number of devices for which the global batch is the same. On SIGTERM a run completes its step, saves
+and exits with 143. --export-dir receives what LlamaForCausalLM.from_pretrained() of the package transformers loads.
+
+JAX takes seconds to import, and is imported in the functions that need it; the model is in _llama.py.
 """
 
 from __future__ import annotations
 
 import argparse
-
-from trainers.common import exits, gpt, text_data
-from trainers.common.flags import Flag, integer, one_of
-from trainers.common.gpt import Config
-from trainers.jax import FLAGS as DEVICE_FLAGS
-
-FLAGS = (
-    Flag("parallel", one_of("data", "fsdp"), "data", "on several devices: each has the model, or a part of its weights"
-         " and of the optimizer's moments (fully sharded data parallel)"),
-    Flag("tensor", integer(1), 1, "devices that share each matrix (tensor parallel); the others share the batch"),
-    *DEVICE_FLAGS,
-)  # fmt: skip
-
-if __name__ == "__main__":  # before jax is imported, so that --help and usage errors are immediate
-    ARGS = gpt.parse("JAX", FLAGS)
-
 import math
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
-from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
 
-from trainers.common import order
-from trainers.common.token_log import TokenLog, TokenRun
-from trainers.jax import _devices
-from trainers.jax._checkpoints import Checkpoints
-from trainers.jax._devices import Devices
+from trainers.common import files, language
+from trainers.common.arguments import add, integer
+from trainers.common.files import USAGE, UserError
+from trainers.common.job import Job
+from trainers.jax import parser
 
-# --- the model ----------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    import jax
+    import optax
 
+    from trainers.jax._peers import Peers
 
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn the pairs (i, i + half) of ``x[batch, time, heads, head_dim]`` by angles that grow with
-    time: rotary positions."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return (x * cos + jnp.concatenate((-second, first), axis=-1) * sin).astype(x.dtype)
+State = dict[str, Any]  # "weights" and "optimizer": trees of arrays
 
 
-class Attention(nnx.Module):
-    """Attend to earlier tokens; heads of queries share those of keys and values if there are fewer of them."""
-
-    def __init__(self, config: Config, linear: Any, residual: Any) -> None:
-        self.head_dim, self.kv_heads = config.head_dim, config.num_key_value_heads
-        width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.q_proj, self.k_proj = linear(width, width), linear(width, kv_width)
-        self.v_proj, self.o_proj = linear(width, kv_width), residual(width, width)
-
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        B, T, C = x.shape  # noqa: N806 - batch, time, channels
-        # One product is faster than three. Joined by head of keys, the matrices stay spread as tensor parallelism does.
-        kernels = [proj.kernel[...].reshape(C, self.kv_heads, -1) for proj in (self.q_proj, self.k_proj, self.v_proj)]
-        qkv = jnp.einsum("btc,chd->bthd", x, jnp.concatenate(kernels, axis=-1).astype(x.dtype))
-        q, k, v = (part.reshape(B, T, -1, self.head_dim)
-                   for part in jnp.split(qkv, [-2 * self.head_dim, -self.head_dim], axis=-1))  # fmt: skip
-        y = jax.nn.dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
-        return self.o_proj(y.reshape(B, T, C))
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    options = parser("gpt", "A language model of Llama's architecture in JAX.")
+    language.options(options)
+    run = options.running
+    add(run, "--parallel", "data", "on several devices: each has the model, or a part of its weights and of the"
+        " optimizer's moments", choices=("data", "fsdp"))  # fmt: skip
+    add(run, "--tensor", 1, "devices that share each matrix; the others share the batch", type=integer(1))
+    add(run, "--activation-checkpointing", False, "compute activations again in the backward pass: less memory")
+    args = options.parse(argv)
+    if args.warmup_steps >= args.max_steps:
+        options.error(f"--warmup-steps {args.warmup_steps}: must be less than --max-steps {args.max_steps}")
+    return args
 
 
-class MLP(nnx.Module):
-    """Apply SwiGLU: https://arxiv.org/abs/2002.05202."""
+def schedule_of(args: argparse.Namespace) -> optax.Schedule:
+    """Return the learning rate by the number of steps done: a warm-up, then a cosine to a tenth, or a line at the end."""
+    import optax
 
-    def __init__(self, config: Config, linear: Any, residual: Any) -> None:
-        self.gate_proj = linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = residual(config.intermediate_size, config.hidden_size)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernels = jnp.stack([self.gate_proj.kernel[...], self.up_proj.kernel[...]], axis=1)
-        both = jnp.einsum("btc,cni->btni", x, kernels.astype(x.dtype))  # one product is faster than two
-        return self.down_proj(nnx.silu(both[:, :, 0]) * both[:, :, 1])
-
-
-class Layer(nnx.Module):
-    """Add attention and MLP, each with its normalization before it, to the residual stream."""
-
-    def __init__(self, config: Config, norm: Any, linear: Any, residual: Any) -> None:
-        self.input_layernorm, self.post_attention_layernorm = norm(), norm()
-        self.self_attn = Attention(config, linear, residual)
-        self.mlp = MLP(config, linear, residual)
-
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class GPT(nnx.Module):
-    """Predict tokens as Llama does: its parts have the names of transformers' LlamaForCausalLM."""
-
-    def __init__(self, config: Config, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        def matrix(std: float) -> Any:
-            start = nnx.initializers.normal(std)
-            return lambda into, out: nnx.Linear(into, out, use_bias=False, kernel_init=start, dtype=dtype, rngs=rngs)
-
-        def norm() -> nnx.RMSNorm:
-            return nnx.RMSNorm(config.hidden_size, epsilon=config.rms_norm_eps, dtype=dtype, rngs=rngs)
-
-        # GPT-2: smaller in the two layers of a block that add to the residual stream.
-        linear, residual = matrix(0.02), matrix(0.02 / math.sqrt(2 * config.num_hidden_layers))
-        self.embed_tokens = nnx.Embed(config.vocab_size, config.hidden_size, dtype=dtype,
-                                      embedding_init=nnx.initializers.normal(0.02), rngs=rngs)  # fmt: skip
-        self.layers = nnx.List([Layer(config, norm, linear, residual) for _ in range(config.num_hidden_layers)])
-        self.norm = norm()
-        self.tied = config.tie_word_embeddings
-        if not self.tied:
-            self.lm_head = linear(config.hidden_size, config.vocab_size)
-        self.head_dim, self.theta = config.head_dim, config.rope_theta
-
-    def __call__(self, idx: jax.Array) -> jax.Array:
-        """Return logits ``float32[batch, time, vocabulary]`` of what follows each of ``idx[batch, time]``."""
-        frequencies = self.theta ** (-jnp.arange(0, self.head_dim, 2) / self.head_dim)
-        angles = jnp.tile(jnp.outer(jnp.arange(idx.shape[1]), frequencies), 2)[:, None]
-        x = self.embed_tokens(idx)
-        for layer in self.layers:
-            x = layer(x, jnp.cos(angles), jnp.sin(angles))
-        x = self.norm(x)
-        return (self.embed_tokens.attend(x) if self.tied else self.lm_head(x)).astype(jnp.float32)
-
-
-def loss_sum(model: GPT, windows: jax.Array) -> jax.Array:
-    """Return the sum of the cross entropies of ``windows[batch, time + 1]``, without targets that are -1."""
-    targets = windows[:, 1:]
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(jnp.maximum(windows[:, :-1], 0)),
-                                                             jnp.maximum(targets, 0))  # fmt: skip
-    return (losses * (targets >= 0)).sum()
-
-
-# --- optimizer and schedule ---------------------------------------------------------------------------------------
-
-
-def make_optimizer(args: argparse.Namespace) -> optax.GradientTransformation:
-    """Return AdamW for all parameters, or Muon for the matrices of the layers and AdamW for the others.
-
-    Weight decay is for matrices and embeddings. Muon scales its updates to the size of AdamW's, so that both have the
-    same learning rate: https://arxiv.org/abs/2502.16982
-    """
-    rates = np.array([learning_rate(step, args) for step in range(args.max_steps)], np.float32)
-
-    def rate(step: jax.Array) -> jax.Array:
-        return jnp.asarray(rates)[step]
-
-    def decayed(params: Any) -> Any:
-        return jax.tree.map(lambda weight: weight.ndim == 2, params)
-
-    def label(path: tuple[Any, ...], weight: jax.Array) -> str:
-        return "muon" if weight.ndim == 2 and names(path)[0] == "layers" else "adamw"
-
-    adamw = optax.adamw(rate, b1=0.9, b2=0.95, weight_decay=args.weight_decay, mask=decayed)
-    clip = optax.clip_by_global_norm(args.clip_norm) if args.clip_norm else optax.identity()
-    if args.optimizer == "adamw":
-        return optax.chain(clip, adamw)
-    muon = optax.contrib.muon(rate, weight_decay=args.weight_decay, consistent_rms=0.2)
-    parts = optax.partition({"muon": muon, "adamw": adamw}, lambda params: jax.tree.map_with_path(label, params))
-    return optax.chain(clip, parts)
-
-
-def learning_rate(step: int, args: argparse.Namespace) -> float:
-    """Return the rate of ``step``, from 0: linear warm-up, then a cosine to a tenth, or stable and a line to 0."""
-    if step < args.warmup_steps:
-        return float(args.lr * (step + 1) / args.warmup_steps)
-    progress = (step - args.warmup_steps) / max(1, args.max_steps - args.warmup_steps)
-    if args.schedule == "cosine":
-        return float(args.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))))
-    return float(args.lr * min(1.0, (1 - progress) / 0.2))
-
-
-# --- several devices ----------------------------------------------------------------------------------------------
-
-
-def names(path: tuple[Any, ...]) -> list[str]:
-    """Return the keys of a path in a tree as text."""
-    return [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
-
-
-def partition(path: tuple[Any, ...], shape: tuple[int, ...], device: Devices, fsdp: bool) -> PartitionSpec:
-    """Return how a weight, or its moment in the optimizer, is spread over the mesh.
-
-    The heads and the inner width of a layer, and the vocabulary, are spread over the axis ``tensor``; with ``fsdp``,
-    the other dimension of a matrix over ``data``. A dimension that does not divide is not spread.
-    """
-    found = set(names(path))
-    if len(shape) != 2 or not found & {"kernel", "embedding"}:
-        return PartitionSpec()
-    rows = bool(found & {"o_proj", "down_proj", "embed_tokens"})  # whose first dimension is the inner one
-    axes = ["tensor", "data" if fsdp else None][:: 1 if rows else -1]
-    return PartitionSpec(*(axis if axis and size % device.mesh.shape[axis] == 0 else None
-                           for axis, size in zip(axes, shape, strict=True)))  # fmt: skip
-
-
-def initial_state(config: Config, args: argparse.Namespace, device: Devices) -> tuple[Any, Any]:
-    """Return the definition and the state of model and optimizer, each array where :func:`partition` wants it.
-
-    No device ever holds the whole model if it is spread.
-    """
-
-    def init() -> tuple[GPT, nnx.Optimizer]:
-        model = GPT(config, device.dtype, nnx.Rngs(args.seed))
-        return model, nnx.Optimizer(model, make_optimizer(args), wrt=nnx.Param)
-
-    def spread(path: tuple[Any, ...], array: jax.ShapeDtypeStruct) -> NamedSharding:
-        return NamedSharding(device.mesh, partition(path, array.shape, device, args.parallel == "fsdp"))
-
-    definition, shapes = nnx.split(nnx.eval_shape(init))
-    shardings = jax.tree.map_with_path(spread, shapes)
-    return definition, jax.jit(lambda: nnx.split(init())[1], out_shardings=shardings)()
+    peak, warmup, total = args.lr, args.warmup_steps, args.max_steps
+    if args.schedule == "wsd":
+        last = max(1, (total - warmup) // 5)
+        parts = [optax.linear_schedule(0.0, peak, max(1, warmup)), optax.constant_schedule(peak),
+                 optax.linear_schedule(peak, 0.0, last)]  # fmt: skip
+        schedule = optax.join_schedules(parts, [warmup, total - last])
+    else:
+        schedule = optax.warmup_cosine_decay_schedule(0.0, peak, warmup, total, peak / 10)
+    return lambda step: schedule(step + 0.5)  # in the middle of a step: none has the rate 0
 
 
 class Batches:
-    """Cut windows of the text, on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
+    """Windows of the text, on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
 
-    def __init__(self, text: text_data.Text, args: argparse.Namespace, block_size: int, device: Devices) -> None:
-        self.text, self.args, self.block_size, self.device = text, args, block_size, device
-        self.size = args.batch_size * device.replicas
-        self.per_epoch = text_data.windows_of(text.train, block_size)
+    def __init__(self, text: language.Text, args: argparse.Namespace, block_size: int, peers: Peers) -> None:
+        self.text, self.args, self.block_size, self.peers = text, args, block_size, peers
+        self.size = args.batch_size * peers.replicas
+        self.per_epoch = language.windows_of(text.train, block_size)
         self.validation_windows = min(len(text.val) - 1, args.eval_tokens) // block_size
         if self.validation_windows < 1:
-            raise exits.UserError(f"{len(text.val):,} tokens to validate on, or --eval-tokens {args.eval_tokens:,}, are"
-                                  f" less than a window of {block_size}")  # fmt: skip
+            raise UserError(f"{len(text.val):,} tokens to validate on, or --eval-tokens {args.eval_tokens:,}, are less"
+                            f" than a window of {block_size}")  # fmt: skip
+
+    def _put(self, tokens: np.ndarray, starts: np.ndarray, *axes: str | None) -> jax.Array:
+        """Return the windows that begin at ``starts``; each host reads those of its devices. Behind the text: -1."""
+        import jax
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            some = starts[index[:-1]]
+            windows = language.windows(tokens, np.maximum(some.ravel(), 0), self.block_size)
+            windows[some.ravel() < 0] = -1
+            return windows.astype(np.int32).reshape(*some.shape, -1)
+
+        shape = (*starts.shape, self.block_size + 1)
+        return jax.make_array_from_callback(shape, self.peers.spread(*axes), part)
 
     def train(self, step: int) -> jax.Array:
         """Return the windows ``int32[accumulate, batch, block_size + 1]`` of a step: they depend on seed and step."""
         count = self.args.accumulate * self.size
-        numbers = step * count + np.arange(count)
-        starts = text_data.window_starts(numbers, self.per_epoch, self.block_size, self.args.seed)
-        starts = starts.reshape(self.args.accumulate, self.size)
-        return self.device.from_callback(
-            (*starts.shape, self.block_size + 1), PartitionSpec(None, "data"),
-            lambda part, rows, _: np.stack([text_data.windows(self.text.train, some, self.block_size)
-                                         for some in starts[part, rows]]))  # fmt: skip
+        starts = language.window_starts(step * count + np.arange(count), self.per_epoch, self.block_size,
+                                        self.args.seed)  # fmt: skip
+        return self._put(self.text.train, starts.reshape(-1, self.size), None, "data")
 
     def validation(self) -> Iterator[jax.Array]:
-        """Yield the windows of the validation set, each once; those behind the last one have targets of -1."""
+        """Yield the windows of the validation set, each once; those behind the last one fill the last batch with -1."""
         for first in range(0, self.validation_windows, self.size):
             numbers = first + np.arange(self.size)
-            exists = numbers < self.validation_windows
-            windows = text_data.windows(self.text.val, np.where(exists, numbers, 0) * self.block_size, self.block_size)
-            windows[~exists] = -1
-            yield self.device.from_callback(windows.shape, PartitionSpec("data"), lambda *index: windows[index])  # noqa: B023
+            starts = np.where(numbers < self.validation_windows, numbers * self.block_size, -1)
+            yield self._put(self.text.val, starts, "data")
 
 
-# --- training -----------------------------------------------------------------------------------------------------
+def loss_sum(logits: Callable[..., jax.Array], weights: Any, windows: jax.Array) -> jax.Array:
+    """Return the sum of the cross entropies of ``windows[batch, time + 1]``, without targets that are -1."""
+    import jax.numpy as jnp
+    import optax
+
+    targets = windows[:, 1:]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(weights, jnp.maximum(windows[:, :-1], 0)),
+                                                             jnp.maximum(targets, 0))  # fmt: skip
+    return (losses * (targets >= 0)).sum()
 
 
-class Trainer:
-    """Hold the compiled functions of a run: a step, a validation, and the logits of a sample."""
+def train_step(
+    logits: Callable[..., jax.Array], optimizer: optax.GradientTransformation, state: State, windows: jax.Array
+) -> tuple[State, jax.Array, jax.Array]:
+    """Return the new state, the loss of the global batch ``windows[parts, batch, time + 1]``, and the gradients' norm."""
+    import jax
+    import jax.numpy as jnp
+    import optax
 
-    def __init__(self, definition: Any, state: Any, device: Devices) -> None:
-        self.definition = definition
-        shardings = jax.tree.map(lambda array: array.sharding, state)
-        out = (shardings, device.replicated, device.replicated)
-        self.step = jax.jit(self._step, donate_argnums=0, out_shardings=out)
-        self.loss = jax.jit(lambda state, windows: loss_sum(self._model(state), windows),
-                            out_shardings=device.replicated)  # fmt: skip
-        self.logits = jax.jit(lambda state, idx, place: self._model(state)(idx)[0, place],
-                              out_shardings=device.replicated)  # fmt: skip
-        self.finite = jax.jit(self._finite, out_shardings=device.replicated)
+    def part_of_loss(weights: Any, part: jax.Array) -> jax.Array:
+        return loss_sum(logits, weights, part) / windows[..., 1:].size
 
-    def _model(self, state: Any) -> GPT:
-        model: GPT = nnx.merge(self.definition, state)[0]
-        return model
+    def accumulate(sums: Any, part: jax.Array) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, jax.value_and_grad(part_of_loss)(state["weights"], part)), None
 
-    def _finite(self, state: Any) -> jax.Array:
-        """Return whether all weights are."""
-        return jnp.stack([jnp.isfinite(weight).all() for weight in jax.tree.leaves(state[0])]).all()
+    found = jax.value_and_grad(part_of_loss)(state["weights"], windows[0])
+    (loss, gradients), _ = jax.lax.scan(accumulate, found, windows[1:]) if len(windows) > 1 else (found, None)
+    updates, moments = optimizer.update(gradients, state["optimizer"], state["weights"])
+    weights = optax.apply_updates(state["weights"], updates)
+    return {"weights": weights, "optimizer": moments}, loss, optax.global_norm(gradients)
 
-    def _step(self, state: Any, windows: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-        """Train one step; returns the new state, the loss of the global batch, and the norm of its gradients."""
-        model, optimizer = nnx.merge(self.definition, state)
-        structure, params = nnx.split(model)
 
-        def part_of_loss(params: Any, part: jax.Array) -> jax.Array:
-            return loss_sum(nnx.merge(structure, params), part) / (windows[..., 1:].size)
-
-        loss, gradients = jax.value_and_grad(part_of_loss)(params, windows[0])
-        if len(windows) > 1:
-
-            def accumulate(sums: Any, part: jax.Array) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, sums, jax.value_and_grad(part_of_loss)(params, part)), None
-
-            (loss, gradients), _ = jax.lax.scan(accumulate, (loss, gradients), windows[1:])
-        optimizer.update(model, gradients)
-        return nnx.state((model, optimizer)), loss, optax.global_norm(gradients)
+def evaluate(
+    loss: Callable[..., jax.Array], state: State, batches: Batches, bytes_per_token: float, stop: Callable[[], bool]
+) -> dict[str, float]:
+    """Return the mean loss of the validation set, every token once, and bits per byte; nothing if the run stops."""
+    total = 0.0
+    for windows in batches.validation():
+        total += float(loss(state["weights"], windows))
+        if stop():
+            return {}
+    mean = total / (batches.validation_windows * batches.block_size)
+    return {"val_loss": mean, **({"bits_per_byte": mean / math.log(2) / bytes_per_token} if bytes_per_token else {})}
 
 
 def sample(
-    trainer: Trainer, state: Any, tokens: list[int], count: int, vocab_size: int, block_size: int,
+    logits: Callable[..., jax.Array], weights: Any, tokens: list[int], count: int, vocab_size: int, block_size: int,
     temperature: float = 0.8, top_k: int = 200,
 ) -> list[int]:  # fmt: skip
     """Return ``count`` tokens that continue ``tokens``, the same in all processes.
@@ -314,94 +166,136 @@ def sample(
     for _ in range(count):
         window = tokens[-block_size:]
         idx = np.array([window + [0] * (block_size - len(window))], np.int32)
-        logits = np.asarray(trainer.logits(state, idx, len(window) - 1), np.float64)[:vocab_size] / temperature
-        logits[logits < np.sort(logits)[-min(top_k, vocab_size)]] = -np.inf
-        chances = np.exp(logits - logits.max())
+        found = np.asarray(logits(weights, idx)[0, len(window) - 1], np.float64)[:vocab_size] / temperature
+        found[found < np.sort(found)[-min(top_k, vocab_size)]] = -np.inf
+        chances = np.exp(found - found.max())
         tokens.append(int(generator.choice(vocab_size, p=chances / chances.sum())))
     return tokens[-count:]
 
 
-def whole_weights(state: Any) -> dict[str, np.ndarray]:
-    """Return the weights on the host by their names in transformers, sorted, gathered from all processes."""
-    weights = {}
-    for path, variable in nnx.to_flat_state(state[0]):
-        array = variable.get_value()
-        if not array.is_fully_addressable:
-            array = multihost_utils.process_allgather(array, tiled=True)
-        *parts, kind = map(str, path)
-        name = ".".join([*([] if parts[0] == "lm_head" else ["model"]), *parts, "weight"])
-        weights[name] = np.ascontiguousarray(np.asarray(array).T if kind == "kernel" else np.asarray(array))
-    return dict(sorted(weights.items()))
+def save(state: State, checkpointer: Any, pool: ThreadPoolExecutor, folder: str) -> Future[None]:
+    """Copy this process's part of a checkpoint, which is written while the training goes on, also to gs://."""
+    checkpointer.save(files.join(folder, "state"), state)
+    return pool.submit(checkpointer.wait_until_finished)
 
 
-def save_safetensors(weights: dict[str, np.ndarray], path: str) -> None:
-    """Write the weights into a file that transformers reads; raises ImportError without the package safetensors."""
-    from safetensors.numpy import save_file
-
-    save_file(weights, path, {"format": "pt"})
+def load(state: State, checkpointer: Any, folder: str) -> None:
+    """Load a checkpoint, which any number of devices has written."""
+    state.update(checkpointer.restore(files.join(folder, "state"), state))
 
 
-def train(args: argparse.Namespace, device: Devices, log: TokenLog) -> int:
-    """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
-    text = text_data.load(args, log.say)
-    order.check_alike(device, "text", str(text.fingerprints))
-    config = gpt.configure(args, device.kind, text.tokenizer.vocab_size)
-    if config.num_key_value_heads % args.tensor:
-        raise exits.UserError(f"--tensor {args.tensor} does not divide {config.num_key_value_heads} heads of keys and"
-                              " values", exits.USAGE)  # fmt: skip
-    batches = Batches(text, args, config.max_position_embeddings, device)
-    definition, state = initial_state(config, args, device)
-    trainer = Trainer(definition, state, device)
+def load_pretrained(folder: str, shapes: dict[str, Any], config: language.Config) -> dict[str, Any]:
+    """Return the weights of a folder in Hugging Face's format, as a tree like ``shapes``."""
+    from trainers.jax._llama import from_transformers
 
-    weights = sum(weight.size for weight in jax.tree.leaves(state[0]))
-    global_batch = batches.size * args.accumulate
-    log.tokens_per_step, log.flops_per_token = global_batch * batches.block_size, gpt.flops_per_token(weights, config)
-    peak = gpt.peak_flops(device.name) if device.precision == "bf16" else None
-    log.peak = peak and peak * device.mesh.size
-    about = gpt.description("jax.gpt", args, config, global_batch, text, device.precision)
-    checkpoints = Checkpoints(args, device, about, trainer.finite)
-    resumed, state = checkpoints.resume(state, log.say)
-    run = TokenRun(log, args, device, resumed, about)
-    log.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {log.tokens_per_step:,} in a step, on"
-            f" {device.mesh.size} x {device.kind} in {device.precision}")  # fmt: skip
+    try:
+        from safetensors.flax import load_file  # that of NumPy has no bf16
+    except ImportError:
+        raise UserError("--init-from needs its package: pip install safetensors") from None
+    given: dict[str, Any] = {}
+    try:
+        for name in sorted(os.listdir(folder)):
+            given |= load_file(os.path.join(folder, name)) if name.endswith(".safetensors") else {}
+    except Exception as error:  # safetensors raises its own
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"--init-from {folder}: its weights cannot be used ({reason[:200]})", USAGE) from None
+    return from_transformers(given, shapes, config)
 
-    def validate() -> float | None:
-        total = 0.0
-        for windows in batches.validation():
-            total += float(trainer.loss(state, windows))
-            if run.stop.poll():
-                return None
-        return total / (batches.validation_windows * batches.block_size)
 
-    def save(step: int, log_state: str) -> str:
-        return checkpoints.save(step, state, log_state)
+def initial_state(
+    args: argparse.Namespace, config: language.Config, optimizer: optax.GradientTransformation, peers: Peers
+) -> State:
+    """Return weights and optimizer, each array where it shall be: no device ever holds a whole model that is spread."""
+    import jax
 
-    for step in run.steps(validate, batches.validation_windows * batches.block_size, save):
-        state, loss, norm = trainer.step(state, batches.train(step))
-        run.end_step(loss, learning_rate(step, args), lambda norm=norm: float(norm))
+    from trainers.jax import _llama
 
-    whole = whole_weights(state)
-    if run.complete:
-        if args.sample_tokens:
-            beginning = text.val[: batches.block_size // 2]
-            start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else beginning
-            tokens = sample(trainer, state, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size,
-                            batches.block_size)  # fmt: skip
-            log.say(f"sample: {text.tokenizer.decode(tokens)!r}")
-        if args.export_dir and device.chief:
-            files = gpt.export(config, text.tokenizer, args.export_dir, lambda path: save_safetensors(whole, path))
-            log.exported(args.export_dir, files)
-    log.finish(run.status, run.code, _devices.sha256(whole), global_batch=global_batch)
-    device.close()
-    return run.code
+    def start(key: jax.Array) -> State:
+        weights = _llama.initial(config, key)
+        return {"weights": weights, "optimizer": optimizer.init(weights)}
+
+    key = jax.random.key(args.seed)
+    spread = _llama.shardings(shapes := jax.eval_shape(start, key), peers, args.parallel == "fsdp")
+    state: State = jax.jit(start, out_shardings=spread)(key)
+    if args.init_from:
+        given = load_pretrained(args.init_from, shapes["weights"], config)
+        state["weights"] = jax.tree.map(jax.device_put, given, spread["weights"])
+    return state
 
 
 def main(args: argparse.Namespace) -> int:
-    """Join the other processes and train; returns the exit status."""
-    device = Devices(args, args.tensor)
-    with TokenLog("jax.gpt", args, device) as log:
-        return train(args, device, log)
+    """Train, validate, save, export and print a sample as ``args`` say; returns the exit status."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    from trainers.jax import _llama
+    from trainers.jax._peers import Peers, named, whole
+
+    peers = Peers(args, args.tensor)  # joins the other processes
+    text = language.load(args, partial(print, flush=True) if peers.rank == 0 else lambda line: None)
+    config = language.configure(args, peers.kind, text.tokenizer.vocab_size)
+    if config.num_key_value_heads % args.tensor:
+        raise UserError(f"--tensor {args.tensor} does not divide {config.num_key_value_heads} heads of keys and values",
+                        USAGE)  # fmt: skip
+    batches, bytes_per_token = Batches(text, args, config.max_position_embeddings, peers), text.bytes_per_token()
+    schedule = schedule_of(args)
+    optimizer = _llama.make_optimizer(args, schedule)
+    state = initial_state(args, config, optimizer, peers)
+    logits = partial(_llama.logits, config=config, dtype=peers.dtype, attention=peers.attention(config.head_dim),
+                     recompute=args.activation_checkpointing)  # fmt: skip
+    spread, one = jax.tree.map(lambda array: array.sharding, state), peers.spread()
+    step_of = jax.jit(partial(train_step, logits, optimizer), donate_argnums=0, out_shardings=(spread, one, one))
+    loss_of = jax.jit(partial(loss_sum, logits), out_shardings=one)
+    weights = sum(array.size for array in jax.tree.leaves(state["weights"]))
+    global_batch, devices = batches.size * args.accumulate, peers.mesh.size
+    peak = language.peak_flops(peers.device_name) if args.precision == "bf16" else None
+    full = peak * devices / language.flops_per_token(weights, config) if peak else 0.0
+
+    def export(folder: str) -> list[str]:  # all processes gather the weights, the first one writes them
+        found = _llama.to_transformers({name: whole(array) for name, array in named(state)})
+
+        def write(path: str) -> None:
+            from safetensors.numpy import save_file
+
+            save_file(found, path, {"format": "pt"})
+
+        return language.export(config, text.tokenizer, folder, write) if folder else []
+
+    about = {"model": str(config), "optimizer": args.optimizer, "global_batch": global_batch,
+             "train_tokens": len(text.train), "data": text.fingerprints}  # fmt: skip
+    with Job("jax.gpt", args, peers, about, state, total=args.max_steps, every=args.eval_steps, metric="val_loss",
+             count=global_batch * batches.block_size, unit="tokens", full=full) as job:  # fmt: skip
+        job.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {job.count:,} in a step, on {devices} x"
+                f" {peers.kind} in {args.precision}")  # fmt: skip
+        checkpointer = ocp.StandardCheckpointer()
+        test = partial(evaluate, loss_of, state, batches, bytes_per_token, job.stop)
+        saving = partial(save, state, checkpointer, ThreadPoolExecutor(1))
+        step = job.resume(partial(load, state, checkpointer))
+        if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
+            job.log(step, **test())
+        windows = batches.train(step)
+        while not job.stop(step):
+            new, loss, norm = step_of(dict(state), windows)
+            state.update(new)
+            step += 1
+            windows = batches.train(step)  # while the devices work
+            if job.due("log", step):
+                job.log(step, loss=loss, lr=schedule(step - 1), norm=norm)
+            if job.due("test", step):
+                job.log(step, **test())
+            if job.due("save", step):
+                job.save(step, saving)
+        if args.sample_tokens and not job.stop() and step >= args.max_steps:
+            beginning = text.val[: batches.block_size // 2]
+            start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else beginning
+            tokens = sample(jax.jit(logits, out_shardings=one), state["weights"], [*map(int, start)],
+                            args.sample_tokens, text.tokenizer.vocab_size, batches.block_size)  # fmt: skip
+            job.say(f"sample: {text.tokenizer.decode(tokens)!r}")
+        return job.finish(step, saving, export)
 
 
 if __name__ == "__main__":
-    _devices.main(main, ARGS, "gpt")
+    arguments = parse_args()
+    from trainers.jax._peers import run
+
+    run(main, arguments, "gpt")

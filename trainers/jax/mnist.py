@@ -1,228 +1,260 @@
-# ruff: noqa: E402
-"""Train on MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
+"""MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
 
     python -m trainers.jax.mnist --datadir FOLDER --epochs 5
     python -m trainers.jax.mnist --datadir FOLDER --epochs 30 --model vit --optimizer adamw --clip-norm 1
 
-FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint. On
-SIGTERM a run completes its step, saves and exits with 143.
+FOLDER holds MNIST's four IDX files, gzipped or not. The same command continues a run from its last checkpoint, on any
+number of devices for which the global batch is the same. On SIGTERM a run completes its step, saves and exits with 143.
+
+JAX takes seconds to import, and is imported in the functions that need it; the networks are in _networks.py.
 """
 
 from __future__ import annotations
 
-from trainers.common import flags, mnist_data, order
-from trainers.jax import FLAGS
-
-MODEL = flags.Flag("model", flags.one_of("cnn", "small", "vit"), "cnn", "cnn: two convolutions, 0.2 million weights;"
-                   " small: two with batch normalization, 18,000 weights, learns in the fewest steps; vit: a vision"
-                   " transformer, 0.1 million weights")  # fmt: skip
-
-if __name__ == "__main__":  # before jax is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("mnist", "MNIST in JAX.", (*FLAGS, *mnist_data.FLAGS, MODEL), adamw_lr=3e-3)
-
 import argparse
-import math
+import functools
+import json
+import os
+import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 
-from trainers.common.run import Run
-from trainers.jax import _devices, _export
-from trainers.jax._devices import Devices
+import trainers
+from trainers.common import files, mnist
+from trainers.common.arguments import add, classification, integer
+from trainers.common.job import Job
+from trainers.jax import parser
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+    from flax import nnx
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of MNIST's pixels from 0 to 1
+PLATFORMS = ("cpu", "cuda", "tpu")  # that an exported program runs on
 
 
-def max_pool(x: jax.Array) -> jax.Array:
-    """Return the maxima of the 2x2 squares of ``x[n, height, width, channels]``.
-
-    XLA's CPU backend takes a sixth of the time for the gradient of this, compared with that of ``nnx.max_pool``.
-    """
-    n, height, width, channels = x.shape
-    return x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
-
-
-class CNN(nnx.Module):
-    """Classify with two 5x5 convolutions, pooled before the ReLU (a quarter of the work), and two linear layers.
-
-    Its calls return logits ``[n, 10]`` of images ``[n, 28, 28, 1]``, as those of the other models do.
-    """
-
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.conv1 = nnx.Conv(1, 32, (5, 5), padding="VALID", dtype=dtype, rngs=rngs)
-        self.conv2 = nnx.Conv(32, 64, (5, 5), padding="VALID", dtype=dtype, rngs=rngs)
-        self.hidden = nnx.Linear(64 * 4 * 4, 128, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(128, mnist_data.CLASSES, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        for conv in (self.conv1, self.conv2):
-            x = nnx.relu(max_pool(conv(x)))
-        return self.head(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
+def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.Namespace:
+    """Return the options of the command line."""
+    options = parser(prog, "MNIST in JAX.")
+    add(options.learning, "--model", "cnn", "cnn: two convolutions, 0.2 million weights; small: two with batch norm,"
+        " 18,000; vit: a vision transformer, 0.1 million", choices=("cnn", "small", "vit"))  # fmt: skip
+    add(options.learning, "--shift", 2, "shift images by up to so many pixels at random", type=integer())
+    add(options.data, "--fake-images", 60000, "images of --fake-data", type=integer(1))
+    return classification(options, argv, sgd=0.03, adamw=0.003)
 
 
-class Small(nnx.Module):
-    """Classify with two 5x5 convolutions, each pooled and batch-normalized before its ReLU, and a linear layer."""
+def network(args: argparse.Namespace, dtype: Any) -> nnx.Module:
+    """Return the model of ``--model``: logits ``[n, 10]`` of images ``[n, 28, 28, 1]``."""
+    from flax import nnx
 
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.conv1 = nnx.Conv(1, 16, (5, 5), padding="VALID", use_bias=False, dtype=dtype, rngs=rngs)
-        self.norm1 = nnx.BatchNorm(16, momentum=0.9, dtype=dtype, rngs=rngs)
-        self.conv2 = nnx.Conv(16, 32, (5, 5), padding="VALID", use_bias=False, dtype=dtype, rngs=rngs)
-        self.norm2 = nnx.BatchNorm(32, momentum=0.9, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(32 * 4 * 4, mnist_data.CLASSES, dtype=dtype, rngs=rngs)
+    from trainers.jax import _networks
 
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2)):
-            x = nnx.relu(norm(max_pool(conv(x))))
-        return self.head(x.reshape(x.shape[0], -1))
+    models = {"cnn": _networks.CNN, "small": _networks.SmallDigits, "vit": _networks.ViTDigits}
+    return models[args.model](dtype, nnx.Rngs(args.seed))
 
 
-class Block(nnx.Module):
-    """Apply attention and MLP of a vision transformer, each with its normalization before it."""
-
-    def __init__(self, width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.norm1, self.norm2 = (nnx.LayerNorm(width, dtype=dtype, rngs=rngs) for _ in range(2))
-        self.attention = nnx.MultiHeadAttention(4, width, decode=False, dtype=dtype, rngs=rngs)
-        self.up = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(2 * width, width, dtype=dtype, rngs=rngs)
-        self.dropout = nnx.Dropout(0.1)
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
-        x = x + self.dropout(self.attention(self.norm1(x)), rngs=rngs)
-        return x + self.dropout(self.down(nnx.gelu(self.up(self.norm2(x)))), rngs=rngs)
+def normalized(pixels: jax.Array) -> jax.Array:
+    """Return ``uint8[n, 28, 28]`` as ``float[n, 28, 28, 1]`` with mean 0 and deviation 1 over MNIST."""
+    return ((pixels.astype("float32") / 255 - MEAN) / DEVIATION)[..., None]
 
 
-class ViT(nnx.Module):
-    """Classify with a vision transformer of 16 patches, four layers and 10 % dropout."""
-
-    def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.patches = nnx.Conv(1, 64, (7, 7), strides=(7, 7), padding="VALID", dtype=dtype, rngs=rngs)
-        self.positions = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 16, 64)))
-        self.blocks = nnx.List([Block(64, dtype, rngs) for _ in range(4)])
-        self.norm = nnx.LayerNorm(64, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(64, mnist_data.CLASSES, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array, rngs: nnx.Rngs | None = None) -> jax.Array:
-        x = self.patches(x).reshape(x.shape[0], 16, 64) + self.positions
-        for block in self.blocks:
-            x = block(x, rngs)
-        return self.head(self.norm(x).mean(axis=1))
+def shifted(images: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return the crops ``uint8[n, 28, 28]`` of images with a border that ``rows`` list: image, row and column offset."""
+    side = np.arange(mnist.SIDE)
+    down, across = rows[:, 1, None] + side, rows[:, 2, None] + side
+    return images[rows[:, 0, None, None], down[:, :, None], across[:, None, :]]
 
 
-def network(args: argparse.Namespace, device: Devices) -> nnx.Module:
-    """Return the model of ``--model``, in eval mode the same function in all processes."""
-    model: nnx.Module = {"cnn": CNN, "small": Small, "vit": ViT}[args.model](device.dtype, nnx.Rngs(args.seed))
-    return model
+def make_optimizer(args: argparse.Namespace, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Return the optimizer of ``--optimizer``, with weight decay for kernels and matrices."""
+    import jax
+    import optax
+
+    def decayed(params: Any) -> Any:
+        return jax.tree.map(lambda value: value.ndim > 1, params)
+
+    clip = optax.clip_by_global_norm(args.clip_norm) if args.clip_norm else optax.identity()
+    if args.optimizer == "adamw":
+        return optax.chain(clip, optax.adamw(schedule, weight_decay=args.weight_decay, mask=decayed))
+    sgd = optax.sgd(schedule, args.momentum or None, nesterov=args.momentum > 0)
+    return optax.chain(clip, optax.add_decayed_weights(args.weight_decay, decayed), sgd)
 
 
-def normalised(pixels: jax.Array) -> jax.Array:
-    """Return ``uint8[n, 28, 28]`` as ``float[n, 28, 28, 1]`` normalized to mean 0 and deviation 1 over MNIST."""
-    return ((pixels.astype(jnp.float32) / 255 - MEAN) / DEVIATION)[..., None]
+def warmup_cosine(peak: float, total: int) -> optax.Schedule:
+    """Return the learning rate by the number of steps done: up over a fifth of ``total``, then a cosine to 0."""
+    import optax
+
+    schedule = optax.warmup_cosine_decay_schedule(0.0, peak, total // 5, total)
+    return lambda step: schedule(step + 0.5)  # in the middle of a step: none has the rate 0
 
 
-def gather_crops(images: jax.Array, batch: jax.Array) -> jax.Array:
-    """Return the crops ``uint8[n, 28, 28]`` that ``batch`` lists, as rows of image, row and column offset, label."""
-    side = jnp.arange(mnist_data.SIDE)
-    image, row, column = batch[:, 0], batch[:, 1, None] + side, batch[:, 2, None] + side
-    return images[image[:, None, None], row[:, :, None], column[:, None, :]]
-
-
-def learning_rate(step: int, total_steps: int, peak: float, warmup: float = 0.2) -> float:
-    """Return linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that none is 0."""
-    position = (min(step, total_steps - 1) + 0.5) / total_steps
-    if position < warmup:
-        return peak * position / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
-
-
-@nnx.jit
 def train_step(
-    model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, batch: jax.Array, seed: int, loss: jax.Array
+    model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, rows: jax.Array, seed: int
 ) -> jax.Array:
-    """Train one step; returns its loss, or ``loss``, that of the step before, if that one was not finite.
+    """Train on the images and labels that ``rows`` list; returns the loss."""
+    import jax
+    import optax
+    from flax import nnx
 
-    Dropout depends on ``seed`` and the number of the step, so that a resumed run has the same masks.
-    """
-    key = jax.random.fold_in(jax.random.key(seed), optimizer.step[...])
+    key = jax.random.fold_in(jax.random.key(seed), optimizer.step[...])  # of dropout: a resumed run has the same masks
 
-    def loss_fn(model: nnx.Module) -> jax.Array:
-        logits = model(normalised(gather_crops(images, batch)), nnx.Rngs(dropout=key)).astype(jnp.float32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 3]).mean()
+    def loss_of(model: nnx.Module) -> jax.Array:
+        logits = model(normalized(shifted(images, rows)), nnx.Rngs(dropout=key)).astype("float32")
+        return optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, 3]).mean()
 
-    step_loss, gradients = nnx.value_and_grad(loss_fn)(model)
+    loss, gradients = nnx.value_and_grad(loss_of)(model)
     optimizer.update(model, gradients)
-    return jnp.where(jnp.isfinite(loss), step_loss, loss)
+    return loss
 
 
-@nnx.jit
-def test_step(model: nnx.Module, images: jax.Array, batch: jax.Array) -> jax.Array:
-    """Return correct answers and the sum of losses of a batch; rows with label -1 are padding and do not count."""
-    labels = batch[:, 3]
-    logits = model(normalised(gather_crops(images, batch))).astype(jnp.float32)
+def test_step(model: nnx.Module, images: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return correct answers and the sum of losses; rows with the label -1 fill the last batch and do not count."""
+    import jax.numpy as jnp
+    import optax
+
+    labels = rows[:, 3]
+    logits = model(normalized(shifted(images, rows))).astype("float32")
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
     return jnp.stack([(logits.argmax(axis=1) == labels).sum(), (losses * (labels >= 0)).sum()])
 
 
-def evaluate(
-    model: nnx.Module, images: jax.Array, batches: np.ndarray, device: Devices, poll: Callable[[], None]
-) -> tuple[float, float]:
-    """Return correct answers and the sum of losses over the test set, every image exactly once."""
-    model.eval()
-    sums = jnp.zeros(2)
-    for rows in batches:
-        poll()
-        sums = sums + test_step(model, images, device.put_batch(rows))
-    model.train()
-    correct, loss_sum = np.asarray(sums).tolist()
-    return correct, loss_sum
+def padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """Return ``rows`` in batches of ``size``, the last one filled with rows of -1."""
+    filled = np.pad(rows, ((0, -len(rows) % size), (0, 0)), constant_values=-1)
+    return filled.reshape(-1, size, rows.shape[1])
+
+
+def save(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
+    """Write this process's part of a checkpoint, also to gs://."""
+    import orbax.checkpoint as ocp
+    from flax import nnx
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(files.join(folder, "state"), nnx.to_pure_dict(nnx.state((model, optimizer))))
+
+
+def load(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
+    """Load a checkpoint, which any number of devices has written."""
+    import orbax.checkpoint as ocp
+    from flax import nnx
+
+    state = nnx.state((model, optimizer))
+    with ocp.StandardCheckpointer() as checkpointer:
+        nnx.replace_by_pure_dict(state, checkpointer.restore(files.join(folder, "state"), nnx.to_pure_dict(state)))
+    nnx.update((model, optimizer), state)
+
+
+def export(
+    network: nnx.Module, preprocess: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], folder: str, **about: Any
+) -> list[str]:
+    """Write model.safetensors, and model.stablehlo for ``jax.export.deserialize``; return their names.
+
+    The program takes images ``uint8[n, *shape]`` and returns probabilities; its weights are constants in it.
+    model.safetensors has the weights under the network's own names; ``about`` describes them. All files appear once
+    all are complete; without the package safetensors, a note says that its file is not written.
+    """
+    import jax
+    import jax.export
+    from flax import nnx
+
+    network.eval()
+    definition, state = nnx.split(network)
+    state = jax.tree.map(np.asarray, state)  # off the mesh
+
+    def serve(images: jax.Array) -> jax.Array:
+        return jax.nn.softmax(nnx.merge(definition, state)(preprocess(images)).astype("float32"), axis=1)
+
+    images = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("n"), *shape), "uint8")
+    program = jax.export.export(jax.jit(serve), platforms=PLATFORMS)(images).serialize()
+    about = {"format": "flax", **about, "trainyard": trainers.__version__, "jax": jax.__version__}
+    try:
+        with files.complete_files(folder) as fresh:
+            with open(os.path.join(fresh, "model.stablehlo"), "wb") as file:
+                file.write(program)
+            try:
+                from safetensors.numpy import save_file
+
+                weights = {".".join(map(str, path)): np.ascontiguousarray(variable.get_value())
+                           for path, variable in nnx.to_flat_state(state)}  # fmt: skip
+                described = {name: text if isinstance(text, str) else json.dumps(text) for name, text in about.items()}
+                save_file(weights, os.path.join(fresh, "model.safetensors"), described)
+            except ImportError:
+                print("note: model.safetensors is not written: pip install safetensors", file=sys.stderr)
+            return sorted(os.listdir(fresh))
+    except OSError as error:
+        raise files.UserError(f"{folder}: the model cannot be exported ({error.strerror or error}); make room and run"
+                              " again: with --checkpoint-dir that takes the last test and the export only"
+                              ) from None  # fmt: skip
 
 
 def main(args: argparse.Namespace, network: Callable[..., nnx.Module] = network, name: str = "mnist") -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code. ``network(args, device)`` is the model."""
-    device = Devices(args)  # joins the other processes
+    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args, dtype)`` makes the model."""
+    from flax import nnx
 
-    # Data: all images as bytes on each device. A batch is rows of (image, row offset, column offset, label).
-    (images, labels), (test_images, test_labels) = mnist_data.load(args)
-    device.check_alike("training and test images", images, labels, test_images, test_labels)
-    fingerprints = order.fingerprints(images=images, labels=labels, test_images=test_images, test_labels=test_labels)
-    images = device.replicate(mnist_data.padded(images, args.shift))
-    test_images = device.replicate(mnist_data.padded(test_images, args.shift))
-    test_batches = mnist_data.test_batches(test_labels, args.shift, args.test_batch_size * device.replicas)
-    global_batch = args.batch_size * device.replicas
+    from trainers.jax._peers import Peers
 
-    model = network(args, device)
-    total_steps = args.epochs * order.steps_per_epoch(len(labels), global_batch)
-    peak = args.lr * (device.replicas if args.scale_lr else 1)
-    rates = np.array([learning_rate(step, total_steps, peak) for step in range(total_steps)], np.float32)
-    optimizer = nnx.Optimizer(model, _devices.optimizer(args, lambda step: jnp.asarray(rates)[step]), wrt=nnx.Param)
-    device.place(model, optimizer)
-    loss = device.replicate(np.float32(0))  # of the last step, or the first that was not finite
+    peers = Peers(args)  # joins the other processes
+    (images, labels, test_images, test_labels), data = mnist.load(args)
+    edge = ((0, 0), (args.shift, args.shift), (args.shift, args.shift))
+    pixels, test_pixels = (peers.put(np.pad(array, edge)) for array in (images, test_images))
+    global_batch = args.batch_size * peers.replicas
+    epoch_steps = mnist.steps_per_epoch(len(labels), global_batch)
+    total, peak = args.epochs * epoch_steps, args.lr * (peers.replicas if args.scale_lr else 1)
+    schedule, model = warmup_cosine(peak, total), network(args, peers.dtype)
+    optimizer = nnx.Optimizer(model, make_optimizer(args, schedule), wrt=nnx.Param)
+    peers.place(model, optimizer)
+    train, tested, own = nnx.jit(train_step), nnx.jit(test_step), (model, optimizer)
 
-    def test(poll: Callable[[], None]) -> tuple[float, float]:
-        return evaluate(model, test_images, test_batches, device, poll)
+    @functools.lru_cache(1)
+    def order(epoch: int) -> np.ndarray:  # depends on seed and epoch only: image, row and column offset, label
+        chosen = mnist.order(len(labels), args.shift, args.seed, epoch)
+        return np.column_stack([chosen, labels[chosen[:, 0]]])
 
-    def export(folder: str) -> list[str]:
-        example = jax.ShapeDtypeStruct((mnist_data.SIDE, mnist_data.SIDE), jnp.uint8)
-        return _export.write(model, normalised, example, folder, model=getattr(args, "model", name),
-                             classes=list(map(str, range(mnist_data.CLASSES))), mean=[MEAN], std=[DEVIATION],
-                             image_size=mnist_data.SIDE)  # fmt: skip
+    def evaluate() -> dict[str, float]:  # every image once
+        rows, sums = np.full((len(test_labels), 4), args.shift), np.zeros(2)
+        rows[:, 0], rows[:, 3] = np.arange(len(rows)), test_labels
+        model.eval()
+        for batch in padded(rows, args.test_batch_size * peers.replicas):
+            sums = sums + tested(model, test_pixels, peers.put(batch, "data"))
+            if job.stop():
+                return {}
+        model.train()
+        correct, loss = np.asarray(sums).tolist()
+        return {"accuracy": 100 * correct / len(rows), "test_loss": loss / len(rows)}
 
-    with Run(f"jax.{name}", args, device, global_batch=global_batch, train_count=len(labels),
-             test_count=len(test_labels), data=fingerprints, model=model, optimizer=optimizer) as run:  # fmt: skip
-        for epoch in run.epochs(test):
-            rows = mnist_data.train_rows(labels, args, epoch)  # depends on seed and epoch only
-            first = run.step_in_epoch * global_batch
-            batches = (device.put_batch(rows[at:][:global_batch]) for at in range(first, len(rows), global_batch))
-            for step, batch in run.steps(batches):
-                loss = train_step(model, optimizer, images, batch, np.uint32(args.seed), loss)
-                run.end_step(loss, float(rates[step]))
-        run.finish(export)
-    device.close()
-    return run.code
+    def export_chief(folder: str) -> list[str]:
+        about = {"classes": list(map(str, range(mnist.CLASSES))), "mean": [MEAN], "std": [DEVIATION]}
+        return export(model, normalized, (mnist.SIDE, mnist.SIDE), folder, model=getattr(args, "model", name),
+                      image_size=mnist.SIDE, **about) if folder else []  # fmt: skip
+
+    about = {"model": getattr(args, "model", name), "optimizer": args.optimizer, "global_batch": global_batch,
+             "train_images": len(labels), "data": data}  # fmt: skip
+    with Job(f"jax.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
+        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak of"
+                f" the learning rate {peak:g}")  # fmt: skip
+        job.more["replicas"] = peers.replicas
+        step = job.resume(functools.partial(load, *own))
+        if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
+            job.log(step, **evaluate())
+        while not job.stop(step):
+            first = step % epoch_steps * global_batch
+            rows = peers.put(order(step // epoch_steps)[first : first + global_batch], "data")
+            loss = train(model, optimizer, pixels, rows, np.uint32(args.seed))
+            step += 1
+            if job.due("log", step):
+                job.log(step, loss=loss, lr=schedule(step - 1))
+            if job.due("test", step):
+                job.log(step, **evaluate())
+            if job.due("save", step):
+                job.save(step, functools.partial(save, *own))
+        return job.finish(step, functools.partial(save, *own), export_chief)
 
 
 if __name__ == "__main__":
-    _devices.main(main, ARGS, "mnist")
+    arguments = parse_args()
+    from trainers.jax._peers import run
+
+    run(main, arguments, "mnist")

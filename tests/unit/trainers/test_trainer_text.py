@@ -1,4 +1,4 @@
-"""Text as tokens: what is packed, when it is packed again, the order of windows, and the log of tokens."""
+"""Text as tokens: what is packed, when it is packed again, and the order of windows."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainers.common import gpt, text_data, token_log
-from trainers.common.exits import Diverged, UserError
-from trainers.common.token_log import TokenLog
+from trainers.common import language
+from trainers.common.files import UserError
 
 
 def arguments(datadir: Path | str, **more: Any) -> argparse.Namespace:
     given = {"datadir": str(datadir), "fake_data": False, "tokenizer": "", "end_token": "", "val_fraction": 0.25,
-             "cache_dir": "", "seed": 0}  # fmt: skip
+             "cache_dir": "", "seed": 0, "init_from": "", "train_tokenizer": 0,
+             **dict.fromkeys(("output_dir", "logdir", "checkpoint_dir", "export_dir", "metrics_file"), "")}  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 
 
-def load(datadir: Path | str, **more: Any) -> tuple[text_data.Text, list[str]]:
+def load(datadir: Path | str, **more: Any) -> tuple[language.Text, list[str]]:
     """The text, and the lines that were said."""
     said: list[str] = []
-    return text_data.load(arguments(datadir, **more), said.append), said
+    return language.load(arguments(datadir, **more), said.append), said
 
 
 def write(folder: Path, **files: str | bytes) -> Path:
@@ -64,7 +64,7 @@ def test_folders_train_and_val_are_the_parts(tmp_path: Path) -> None:
 
 def test_a_file_that_is_longer_than_a_block_is_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "".join(f"line {number} é\n" for number in range(100))
-    monkeypatch.setattr(text_data, "_BLOCK", 64)
+    monkeypatch.setattr(language, "_BLOCK", 64)
     text, _ = load(write(tmp_path, a__txt=content))
     assert [*text.train, *text.val] == [*content.encode(), 256]
 
@@ -92,12 +92,13 @@ def test_an_interrupted_packing_leaves_nothing_that_counts(tmp_path: Path) -> No
     assert len(load(folder)[0].train) > 0
 
 
-def test_a_packed_file_that_was_cut_is_one_line(tmp_path: Path) -> None:
-    load(write(tmp_path, a__txt="abcd"))
-    packed = next((tmp_path / ".packed").glob("*.bin"))
+@pytest.mark.parametrize("suffix", [".bin", ".json"])
+def test_a_packed_file_that_was_cut_is_packed_again(tmp_path: Path, suffix: str) -> None:
+    whole, _ = load(write(tmp_path, a__txt="abcd"))
+    packed = next((tmp_path / ".packed").glob(f"*{suffix}"))
     packed.write_bytes(packed.read_bytes()[:4])
-    with pytest.raises(UserError, match="is damaged: remove "):
-        load(tmp_path)
+    again, said = load(tmp_path)
+    assert len(said) == 1 and again.fingerprints == whole.fingerprints and [*again.train] == [*b"abcd"]
 
 
 def test_tokens_of_a_folder_that_cannot_be_written_are_in_the_temporary_folder(
@@ -108,8 +109,8 @@ def test_tokens_of_a_folder_that_cannot_be_written_are_in_the_temporary_folder(
             raise UserError("read-only")
         os.makedirs(folder, exist_ok=True)
 
-    monkeypatch.setattr(text_data.paths, "check_writable", check)
-    monkeypatch.setattr(text_data.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(language.files, "check_writable", check)
+    monkeypatch.setattr(language.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     text, said = load(write(tmp_path / "data", a__txt="abcd"))
     assert len(text.train) == 4 and str(tmp_path / "temporary") in said[0]
     _, said = load(tmp_path / "data", cache_dir=str(tmp_path / "mine"))
@@ -118,7 +119,7 @@ def test_tokens_of_a_folder_that_cannot_be_written_are_in_the_temporary_folder(
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [("", "--datadir: which text"), ("none", "none: does not exist"), ("empty", "empty: is empty"),
+    [("", "--datadir: which text"), ("none", "none: does not exist"), ("empty", "empty: no files .txt"),
      ("images", "no files .txt, .md, .rst, .py, .jsonl")],
 )  # fmt: skip
 def test_data_without_text_is_one_line(tmp_path: Path, given: str, says: str) -> None:
@@ -138,12 +139,12 @@ def test_fake_data_depends_on_the_seed_only() -> None:
 
 
 def test_bytes_are_decoded_without_end_tokens() -> None:
-    tokenizer = text_data.ByteTokenizer()
+    tokenizer = language.ByteTokenizer()
     assert tokenizer.decode([*"é".encode(), 256, 0xFF]) == "é�"
 
 
 def test_the_file_of_bytes_has_a_character_for_each() -> None:
-    about = json.loads(text_data.ByteTokenizer().json)
+    about = json.loads(language.ByteTokenizer().json)
     vocab = about["model"]["vocab"]
     assert sorted(vocab.values()) == list(range(257)) and (vocab["A"], vocab["Ġ"], vocab["Ċ"]) == (65, 32, 10)
 
@@ -201,6 +202,7 @@ def test_a_tokenizer_without_an_end_token_is_one_line(
 
 def test_a_missing_package_or_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
+    write(tmp_path, a__txt="a")
     with pytest.raises(UserError, match="needs the package tokenizers: pip install tokenizers"):
         load(tmp_path, tokenizer="t.json")
     installed(monkeypatch, {})
@@ -221,14 +223,14 @@ def test_text_that_is_not_utf8_is_one_line_with_a_tokenizer(tmp_path: Path, monk
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 16, 17, 1000, 4097])
 def test_a_permutation_has_every_place_once(count: int) -> None:
-    places = text_data.permuted(np.arange(count), count, 1, 2)
+    places = language.permuted(np.arange(count), count, 1, 2)
     assert sorted(places) == list(range(count))
-    some = [int(text_data.permuted(np.array([place]), count, 1, 2)[0]) for place in range(min(count, 20))]
+    some = [int(language.permuted(np.array([place]), count, 1, 2)[0]) for place in range(min(count, 20))]
     assert some == [*places[:20]], "the same for a place alone"
 
 
 def test_permutations_of_seeds_and_epochs_differ_and_leave_no_order() -> None:
-    several = [text_data.permuted(np.arange(1000), 1000, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    several = [language.permuted(np.arange(1000), 1000, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
     for index, one in enumerate(several):
         # The correlation of a random permutation with the order has the deviation 1 / sqrt(999) = 0.03.
         assert abs(np.corrcoef(one, np.arange(1000))[0, 1]) < 0.15
@@ -237,12 +239,12 @@ def test_permutations_of_seeds_and_epochs_differ_and_leave_no_order() -> None:
 
 def test_the_windows_of_an_epoch_do_not_overlap_and_fit() -> None:
     tokens, block = np.zeros(1003, np.uint16), 10
-    count = text_data.windows_of(tokens, block)
+    count = language.windows_of(tokens, block)
     assert count == 99
     firsts = set()
     for epoch in range(20):
         samples = np.arange(epoch * count, (epoch + 1) * count)
-        starts = np.sort(text_data.window_starts(samples, count, block, seed=3))
+        starts = np.sort(language.window_starts(samples, count, block, seed=3))
         assert (np.diff(starts) == block).all() and starts[0] >= 0 and starts[-1] + block + 1 <= len(tokens)
         firsts.add(int(starts[0]))
     assert len(firsts) > 5, "each epoch cuts at another place"
@@ -253,10 +255,10 @@ def test_the_order_of_tokens_does_not_depend_on_ranks_or_on_where_a_run_is_resum
     ranks: int, batch: int, accumulate: int
 ) -> None:
     """As trainers/torch/gpt.py numbers samples: a global batch of 12 windows."""
-    whole = text_data.window_starts(np.arange(12 * 40), 99, 10, seed=5)
+    whole = language.window_starts(np.arange(12 * 40), 99, 10, seed=5)
     for step in (0, 7, 8, 39):  # an epoch ends within step 8
         parts = [
-            text_data.window_starts(np.arange(first, first + batch), 99, 10, seed=5)
+            language.window_starts(np.arange(first, first + batch), 99, 10, seed=5)
             for part in range(accumulate)
             for rank in range(ranks)
             for first in [((step * accumulate + part) * ranks + rank) * batch]
@@ -265,143 +267,16 @@ def test_the_order_of_tokens_does_not_depend_on_ranks_or_on_where_a_run_is_resum
 
 
 def test_a_window_has_one_token_more_than_inputs() -> None:
-    windows = text_data.windows(np.arange(100, dtype=np.uint16), np.array([3, 50]), 4)
+    windows = language.windows(np.arange(100, dtype=np.uint16), np.array([3, 50]), 4)
     assert windows.dtype == np.int64 and windows.tolist() == [[3, 4, 5, 6, 7], [50, 51, 52, 53, 54]]
 
 
 def test_text_that_is_too_short_is_one_line() -> None:
     with pytest.raises(UserError, match="the text has 19 tokens to train on, which is less than two windows of 10"):
-        text_data.windows_of(np.zeros(19, np.uint16), 10)
+        language.windows_of(np.zeros(19, np.uint16), 10)
 
 
-# --- the log --------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds that pass only when a test says so."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-
-class Two:
-    """The devices of two processes."""
-
-    label, replicas, processes = "cpu/0", 2, 2
-
-    def __init__(self, chief: bool) -> None:
-        self.chief = chief
-
-    def maximum(self, values: list[float]) -> list[float]:
-        return values
-
-    def compilations(self) -> tuple[int, float]:
-        return 0, 0.0
-
-    def versions(self) -> dict[str, str]:
-        return {"torch": "2"}
-
-
-def log_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int = 0, **more: Any) -> tuple[TokenLog, Clock]:
-    clock = Clock()
-    monkeypatch.setattr(token_log, "time", clock)
-    given = {"export_dir": "", "output_dir": str(tmp_path), "logdir": "", "metrics_file": "", "hypertune_tag": "",
-             "max_steps": 9, "seed": 0, "resume": True, "checkpoint_dir": str(tmp_path / "c"), "eval_only": False,
-             **more}  # fmt: skip
-    log = TokenLog("torch.gpt", argparse.Namespace(**given), Two(chief=rank == 0))
-    log.tokens_per_step, log.flops_per_token = 1000, 5.0
-    return log, clock
-
-
-def test_tokens_per_second_leave_out_validation_and_saving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log, clock = log_of(tmp_path, monkeypatch)
-    log.peak = 20_000.0
-    with log:
-        clock.now += 50  # set-up
-        log.start(trainer="torch.gpt")
-        for step in (1, 2):
-            clock.now += 2
-            log.count(step)
-        with log.paused():
-            clock.now += 30
-            log.validation(3.0, 100)
-        log.train(2.5, 0.1, 1.0)
-        log.saved(2, "/c/step-2")
-        log.pause()
-        clock.now += 9  # export
-        log.finish("stopped", 0)
-    out = capsys.readouterr().out.splitlines()
-    # 2,000 tokens in 4 seconds, of 5 operations each, of 20,000 a second.
-    assert out[1] == "step 2/9: loss 2.5000, lr 0.1, norm 1.000, 500 tokens/s, MFU 12.5 %"
-    assert out[2] == "Ended after step 2 (stopped); step 2 is saved, run again to resume"
-    summary = json.loads(out[3])
-    assert (summary["tokens_per_second"], summary["mfu"], summary["train_seconds"]) == (500, 12.5, 4)
-    assert json.loads((tmp_path / "report.json").read_text()) == {
-        "summary": summary, "loss": [[2, 2.5]], "val_loss": [[2, 3.0]]}  # fmt: skip
-    events = [json.loads(line)["event"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert events == ["start", "test", "train", "checkpoint", "summary"]
-
-
-def test_a_failure_has_a_summary_and_other_ranks_are_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for rank in (0, 1):
-        log, _ = log_of(tmp_path, monkeypatch, rank)
-        with pytest.raises(Diverged, match="the loss is not finite by step 3: lower --lr"), log:
-            log.count(3)
-            log.check_finite(float("nan"))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 and json.loads(lines[0])["status"] == "diverged"
-
-
-def test_the_curve_of_a_resumed_run_continues_and_stays_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log, _ = log_of(tmp_path, monkeypatch)
-    with log:
-        for step in range(1, 4001):
-            log.count(step)
-            log.train(float(step), 0.1, 1.0)
-    assert len(log.curve) <= 2000 and log.curve[0] == (1, 1.0)
-    again, _ = log_of(tmp_path, monkeypatch)
-    again.load(log.state(), 4000)
-    again.start()
-    assert again.curve == log.curve and again.where_saved() == "step 4000 is saved, run again to resume"
-    assert capsys.readouterr().out.splitlines()[-1] == f"Resumed from step 4000 in {tmp_path}/c"
-
-
-def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_again_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tuning service reads a file that is new in each container."""
-
-    def reported() -> list[tuple[str, str]]:
-        lines = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
-        return [(line["global_step"], line["loss"]) for line in lines]
-
-    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(tmp_path / "metrics"))
-    log, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss")
-    with log:
-        for step, loss in ((1, 3.0), (2, 2.5)):
-            log.count(step)
-            log.validation(loss, 100)
-    assert reported() == [("1", "3.0"), ("2", "2.5")]
-    for eval_only in (False, True):
-        again, _ = log_of(tmp_path, monkeypatch, hypertune_tag="loss", eval_only=eval_only)
-        with again:
-            again.load(log.state(), 2)
-            again.start()
-            if eval_only:
-                again.validation(2.5, 100)
-        assert reported() == [("1", "3.0"), ("2", "2.5")]
-        assert [test["loss"] for test in again.tests] == [3.0, 2.5]
+# --- devices ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -413,4 +288,4 @@ def test_a_resumed_trial_reports_its_earlier_losses_and_one_that_is_validated_ag
     ],
 )  # fmt: skip
 def test_a_device_has_the_peak_of_its_data_sheet(name: str, peak: float | None) -> None:
-    assert gpt.peak_flops(name) == (peak and 1e12 * peak)
+    assert language.peak_flops(name) == (peak and 1e12 * peak)
