@@ -142,7 +142,9 @@ class Parser(argparse.ArgumentParser):
                 for name, value in pairs]  # fmt: skip
 
 
-def classification(parser: Parser, argv: Sequence[str] | None, **rates: float) -> argparse.Namespace:
+def classification(
+    parser: Parser, argv: Sequence[str] | None, defaults: dict[str, Any] | None = None, **rates: float
+) -> argparse.Namespace:
     """Parse with the options of trainers that classify images; ``rates`` are the defaults of --lr by --optimizer."""
     learn, run = parser.learning, parser.running
     add(learn, "--epochs --num-epochs", 5, "passes over the training data", type=integer(1))
@@ -154,6 +156,7 @@ def classification(parser: Parser, argv: Sequence[str] | None, **rates: float) -
     add(run, "--batch-size", 64, "training images per device and step", type=integer(1))
     add(run, "--test-batch-size --test-set-batch-size", 512, "test images per device at a time", type=integer(1))
     add(run, "--target-accuracy", 0.0, "stop at so many percent; exit with 21 without them", type=number(0, 100))
+    parser.set_defaults(**(defaults or {}))
     args = parser.parse(argv)
     args.lr = args.lr or rates[args.optimizer]
     return args

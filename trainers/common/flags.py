@@ -154,6 +154,18 @@ TF = (
 )  # fmt: skip
 
 
+def add_to(parser: Any, flags: Iterable[Flag]) -> None:
+    """Add flags to a :class:`trainers.common.arguments.Parser`, which has --weight-decay of its own."""
+    from trainers.common.arguments import add
+
+    indifferent = ("num-workers", "prefetch-factor", "fake-images")
+    for flag in flags:
+        group = parser.data if flag.name in indifferent else parser.learning
+        if flag.name != "weight-decay":
+            kind = {"type": flag.kind} if flag.kind else {}
+            add(group, f"--{flag.name}", flag.default, flag.help.replace("%", "%%"), **kind)
+
+
 def cpu_has_bf16() -> bool:
     """Return whether the CPU multiplies bfloat16 in hardware; without that, bf16 is slower than fp32."""
     try:
