@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainers.common.arguments import Parser, add
+from trainers.common import arguments
 
 # TensorFlow reads these when it is imported, which happens after this package. 2: no messages about oneDNN and CPU
 # features.
@@ -41,9 +41,13 @@ def import_tensorflow() -> None:
                     os.write(2, line)
 
 
-def add_options(parser: Parser) -> None:
-    """Add the options of all TensorFlow trainers."""
-    add(parser.running, "--strategy", "auto", "of tf.distribute; auto: multiworker with a TF_CONFIG of several workers,"
-        " tpu with a TPU, mirrored with several GPUs, else one",
-        choices=("auto", "one", "mirrored", "multiworker", "tpu"))  # fmt: skip
-    add(parser.running, "--jit-compile", False, "compile steps with XLA; on one device only, always on for TPUs")
+class Parser(arguments.Parser):
+    """A parser with the options of all TensorFlow trainers."""
+
+    def __init__(self, prog: str, about: str) -> None:
+        super().__init__(prog, about)
+        arguments.add(self.running, "--strategy", "auto", "of tf.distribute; auto: multiworker with a TF_CONFIG of"
+                      " several workers, tpu with a TPU, mirrored with several GPUs, else one",
+                      choices=("auto", "one", "mirrored", "multiworker", "tpu"))  # fmt: skip
+        arguments.add(self.running, "--jit-compile", False, "compile steps with XLA; on one device only, always on for"
+                      " TPUs")  # fmt: skip

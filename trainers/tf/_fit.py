@@ -42,11 +42,20 @@ class Running(keras.callbacks.Callback):
         model.stop_training = job.stop(step)
 
 
-def fit(model: keras.Model, data: Any, running: Running, peers: Peers) -> None:
-    """Train ``model`` on the batches of ``data`` until ``running`` stops it."""
+def fit(model: keras.Model, data: Any, running: Running, peers: Peers) -> int:
+    """Train ``model`` on the batches of ``data`` until ``running`` stops it; returns the number of steps so far."""
+    job, unscaled = running.job, peers.replicas > 1 and not running.job.args.scale_lr
+    if job.stop(running.step):
+        return running.step
+    job.say(f"{job.total} steps of {job.count} images on {peers.replicas} x {peers.label} in {job.args.precision}"
+            + ", --lr is not scaled" * unscaled)  # fmt: skip
+    if peers.replicas > 1:
+        vary_dropout(model)
     if peers.size > 1:
-        return train_workers(model, data, running, peers)
-    model.fit(data, steps_per_epoch=running.job.last - running.step, callbacks=[running], shuffle=False, verbose=0)
+        train_workers(model, data, running, peers)
+    else:
+        model.fit(data, steps_per_epoch=job.last - running.step, callbacks=[running], shuffle=False, verbose=0)
+    return running.step
 
 
 def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers) -> None:
@@ -92,22 +101,19 @@ def tester(model: keras.Model, data: Iterable[Any], stop: Callable[[], bool], pe
     return test
 
 
-def rates(peak: float, total: int, warmup: float) -> keras.optimizers.schedules.LearningRateSchedule:
-    """Return a schedule of ``total`` steps: up to ``peak`` in a part ``warmup`` of them, then a cosine to 0."""
-    up = int(warmup * total)
-    first = {"warmup_target": peak, "warmup_steps": up} if up else {}
-    return keras.optimizers.schedules.CosineDecay(peak / (2 * up) if up else peak, max(1, total - up), **first)
-
-
 def make_optimizer(
-    args: argparse.Namespace, schedule: Any, variables: Sequence[Any], peers: Peers, slow: Sequence[Any] = (),
-    scale: float = 1.0,
+    args: argparse.Namespace, total: int, warmup: float, variables: Sequence[Any], peers: Peers,
+    slow: Sequence[Any] = (), scale: float = 1.0,
 ) -> keras.optimizers.Optimizer:  # fmt: skip
     """Return the optimizer of ``--optimizer`` for ``variables``; the rate of those that are ``slow`` is scaled.
 
-    Keras' weight decay does not pass through the momentum, which would multiply it. It clips the gradients of a replica
-    before they are summed: a norm of ``--clip-norm`` in all.
+    The rate goes up in a part ``warmup`` of ``total`` steps, then to 0 along a cosine. Keras' weight decay does not
+    pass through the momentum, which would multiply it. Keras clips the gradients of a replica before they are summed:
+    to a norm of at most ``--clip-norm`` in all.
     """
+    peak, up = args.lr * (peers.replicas if args.scale_lr else 1), int(warmup * total)
+    first = {"warmup_target": peak, "warmup_steps": up} if up else {}
+    schedule = keras.optimizers.schedules.CosineDecay(peak / (2 * up) if up else peak, max(1, total - up), **first)
     kind = keras.optimizers.AdamW if args.optimizer == "adamw" else keras.optimizers.SGD
     late = {number for number, variable in enumerate(variables) if any(variable is one for one in slow)}
 
@@ -128,27 +134,30 @@ def make_optimizer(
     return optimizer
 
 
-def checkpoint_of(*parts: Any) -> tf.train.Checkpoint:
-    """Return a checkpoint of all variables of models and optimizers, those of their random numbers among them."""
-    return tf.train.Checkpoint(**{
-        f"part{number}": [variable.value for variable in part.variables] for number, part in enumerate(parts)
-    })  # fmt: skip
+class Checkpoint:
+    """A checkpoint of all variables of models and optimizers, with the state of their random numbers."""
 
+    def __init__(self, peers: Peers, *parts: Any) -> None:
+        self.peers = peers
+        self.saved = tf.train.Checkpoint(**{
+            f"part{number}": {f"{place:04d} {one.path}": one.value for place, one in enumerate(part.variables)}
+            for number, part in enumerate(parts)
+        })  # fmt: skip
 
-def save(checkpoint: tf.train.Checkpoint, peers: Peers, folder: str) -> None:
-    """Write ``checkpoint`` into ``folder``; only the chief does."""
-    if peers.rank == 0:
-        checkpoint.write(files.join(folder, "state"))
+    def save(self, folder: str) -> None:
+        """Write it into ``folder``; only the chief does."""
+        if self.peers.rank == 0:
+            self.saved.write(files.join(folder, "state"))
 
-
-def load(checkpoint: tf.train.Checkpoint, peers: Peers, folder: str) -> None:
-    """Load ``checkpoint``, whose checksums TensorFlow compares; raises if it is damaged or of another network."""
-    if "run.json" not in files.names(folder):
-        raise UserError(f"worker {peers.rank} does not find it: --checkpoint-dir must be a folder that all workers share")
-    try:
-        checkpoint.read(files.join(folder, "state")).assert_consumed()
-    except (AssertionError, ValueError):
-        raise UserError("it is of another network, or lacks a part") from None
+    def load(self, folder: str) -> None:
+        """Load it, with TensorFlow's checksums; raises if it is damaged or of another network."""
+        if "run.json" not in files.names(folder):
+            raise UserError(f"worker {self.peers.rank} does not find it: --checkpoint-dir must be a folder that all"
+                            " workers share")  # fmt: skip
+        try:
+            self.saved.read(files.join(folder, "state")).assert_consumed()
+        except (AssertionError, ValueError):
+            raise UserError("it is of another network, or a part is missing") from None
 
 
 def in_float32(network: Callable[[], keras.Model], trained: keras.Model) -> keras.Model:

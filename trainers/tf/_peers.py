@@ -35,12 +35,11 @@ import tensorflow as tf  # noqa: E402
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
 CONNECT, PAUSE, REPORT = 2.0, 0.2, 30.0  # seconds: to connect to a worker, between attempts, between messages
 JOIN = 3600.0  # seconds until a worker gives up waiting for the others, as TensorFlow does
+joined: list[Peers] = []  # the one of this process
 
 
 class Peers:
     """The replicas of a strategy, some in each process: see :class:`trainers.common.job.Peers`."""
-
-    joined: list[Peers] = []  # noqa: RUF012 - the one of this process, for run()
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Choose the strategy, seed, and wait for the other workers; sets ``args.precision`` if it is auto.
@@ -80,37 +79,67 @@ class Peers:
         if self.jit and self.replicas > 1:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
         self.error: Exception | None = None  # of the data, which TensorFlow replaces by its own
-        Peers.joined[:] = [self]
+        joined[:] = [self]
 
     @property
     def processes(self) -> int:
         """``size``, for :class:`trainers.common.order.Peers`."""
         return self.size
 
+    @staticmethod
+    def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
+        """Run ``main(args)`` as :func:`trainers.common.job.run` does; a lost worker and full memory are one line."""
+
+        def guarded(args: argparse.Namespace) -> int:
+            again = f"again{'' if args.resume else ' without --no-resume'} to resume"
+            try:
+                code = main(args)
+                for peers in joined:  # the chief would report one that exits while it still writes as lost
+                    peers.maximum([0.0])
+                    peers.settle()
+                return code
+            except UserError as error:
+                for peers in joined if error.code not in (FAILED, USAGE) else ():  # all workers raise it
+                    peers.settle()
+                raise
+            except tf.errors.ResourceExhaustedError as error:
+                raise UserError(f"{reason_of(error)}: lower --batch-size or --test-batch-size") from None
+            except tf.errors.OpError as error:
+                for peers in joined:
+                    if peers.error:
+                        raise peers.error from None
+                    if isinstance(error, LOST) and peers.size > 1:
+                        raise UserError(f"worker {peers.rank} lost another worker, whose log says why"
+                                        f" ({reason_of(error)}); start all of them {again}") from None  # fmt: skip
+                    if isinstance(error, LOST) and peers.kind == "tpu":
+                        raise UserError(f"lost the TPU ({reason_of(error)}); run {again}") from None
+                raise
+
+        job.run(guarded, args, name)
+
     def share(self, batch: Any) -> Any:
         """Return this process's rows of a global ``batch``."""
         size = len(batch) // self.size
         return batch[self.rank * size : (self.rank + 1) * size]
 
-    def dataset(self, batches: Callable[[], Iterator[Any]], example: Any, size: int) -> Any:
-        """Return the ``batches()`` of this process as a dataset that gives ``size`` rows of each to every replica.
+    def dataset(self, batches: Callable[[], Iterator[Any]], specs: Any) -> Any:
+        """Return the ``batches()`` of this process as a dataset that gives each of its replicas an equal part of them.
 
-        They are arrays of the shapes of ``example``, nested alike, whose sides None can vary. The next ones are made
-        while one is used.
+        ``specs`` are those of a replica's part of a batch, nested like it. The next are made while one is used.
         """
+        local = self.replicas // self.size
 
-        def guarded() -> Iterator[Any]:
+        def parts() -> Iterator[Any]:
             try:
-                yield from batches()
+                for batch in batches():
+                    for replica in range(local):
+                        yield tf.nest.map_structure(lambda array: np.split(array, local)[replica], batch)  # noqa: B023
             except Exception as error:
                 self.error = error
                 raise
 
-        specs = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), example)
-
         def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            made = tf.data.Dataset.from_generator(guarded, output_signature=specs)
-            return made.rebatch(size, drop_remainder=True).prefetch(2 * self.replicas // self.size)
+            return tf.data.Dataset.from_generator(parts, output_signature=specs).prefetch(2 * local)
 
         return self.strategy.distribute_datasets_from_function(make)
 
@@ -175,37 +204,6 @@ class Peers:
 
     def versions(self) -> dict[str, str]:
         return {"tensorflow": tf.__version__, "keras": keras.__version__}
-
-
-def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
-    """Run ``main(args)``, see :func:`trainers.common.job.run`; a lost worker or TPU and full memory are one line."""
-
-    def guarded(args: argparse.Namespace) -> int:
-        again = f"again{'' if args.resume else ' without --no-resume'} to resume"
-        try:
-            code = main(args)
-            for peers in Peers.joined:  # the chief would report one that exits while it still writes as lost
-                peers.maximum([0.0])
-                peers.settle()
-            return code
-        except UserError as error:
-            for peers in Peers.joined if error.code not in (FAILED, USAGE) else ():  # all workers raise it
-                peers.settle()
-            raise
-        except tf.errors.ResourceExhaustedError as error:
-            raise UserError(f"{reason_of(error)}: lower --batch-size or --test-batch-size") from None
-        except tf.errors.OpError as error:
-            for peers in Peers.joined:
-                if peers.error:
-                    raise peers.error from None
-                if isinstance(error, LOST) and peers.size > 1:
-                    raise UserError(f"worker {peers.rank} lost another worker, whose log says why"
-                                    f" ({reason_of(error)}); start all of them {again}") from None  # fmt: skip
-                if isinstance(error, LOST) and peers.kind == "tpu":
-                    raise UserError(f"lost the TPU ({reason_of(error)}); run {again}") from None
-            raise
-
-    job.run(guarded, args, name)
 
 
 def reason_of(error: tf.errors.OpError) -> str:

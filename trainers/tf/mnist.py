@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainers.common import mnist
-from trainers.common.arguments import Parser, add, classification, integer
+from trainers.common.arguments import add, classification, integer
 from trainers.common.job import Job
-from trainers.tf import add_options
+from trainers.tf import Parser
 
 if TYPE_CHECKING:
     import keras
+    import tensorflow as tf
 
 
 def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.Namespace:
@@ -32,7 +33,6 @@ def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.N
     parser = Parser(prog, "MNIST in TensorFlow.")
     add(parser.learning, "--shift", 2, "shift images by up to so many pixels at random", type=integer())
     add(parser.data, "--fake-images", 60000, "images of --fake-data", type=integer(1))
-    add_options(parser)
     return classification(parser, argv, sgd=0.03, adamw=0.001)
 
 
@@ -81,32 +81,31 @@ def main(
     args: argparse.Namespace, network: Callable[[argparse.Namespace], keras.Model] = network, name: str = "mnist"
 ) -> int:
     """Train, test, save and export as ``args`` say; returns the exit status. ``network(args)`` makes the model."""
-    from trainers.tf._fit import (
-        Running, checkpoint_of, fit, in_float32, load, make_optimizer, rates, save, tester, vary_dropout,
-    )  # fmt: skip  # isort: skip
-    from trainers.tf._peers import Peers  # chooses the strategy, and waits for the other workers
-
     import keras
+    import tensorflow as tf
 
-    peers = Peers(args)
+    from trainers.tf._export import write
+    from trainers.tf._fit import Checkpoint, Running, fit, in_float32, make_optimizer, tester
+    from trainers.tf._peers import Peers
+
+    peers = Peers(args)  # chooses the strategy, and waits for the other workers
     (images, labels, test_images, test_labels), data = mnist.load(args)
     border = np.pad(images, ((0, 0), (args.shift,) * 2, (args.shift,) * 2))
     global_batch, test_batch = args.batch_size * peers.replicas, args.test_batch_size * peers.replicas
     epoch_steps = mnist.steps_per_epoch(len(labels), global_batch)
-    total, peak = args.epochs * epoch_steps, args.lr * (peers.replicas if args.scale_lr else 1)
+    total = args.epochs * epoch_steps
 
     def compiled(model: keras.Model) -> keras.Model:
         crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         correct = keras.metrics.SparseCategoricalAccuracy("accuracy")
         test_loss = keras.metrics.SparseCategoricalCrossentropy("test_loss", from_logits=True)
-        optimizer = make_optimizer(args, rates(peak, total, 0.2), model.trainable_variables, peers)
+        optimizer = make_optimizer(args, total, 0.2, model.trainable_variables, peers)
         model.compile(optimizer, crossentropy, weighted_metrics=[correct, test_loss], jit_compile=peers.jit)
         return model
 
     with peers.strategy.scope():
         model = compiled(network(args))
-    vary_dropout(model)
-    checkpoint = checkpoint_of(model, model.optimizer)
+    checkpoint = Checkpoint(peers, model, model.optimizer)
 
     @lru_cache(1)
     def order(epoch: int) -> np.ndarray:  # depends on seed and epoch only
@@ -122,13 +121,14 @@ def main(
     def test_batches() -> Iterator[tuple[np.ndarray, ...]]:
         return (tuple(map(peers.share, batch)) for batch in padded(test_images, test_labels, test_batch))
 
+    def specs(size: int) -> list[tf.TensorSpec]:  # images, labels, and weights in a test
+        return [tf.TensorSpec((size, mnist.SIDE, mnist.SIDE), "uint8"), tf.TensorSpec([size], "int64"),
+                tf.TensorSpec([size], "float32")]  # fmt: skip
+
     def test_of(model: keras.Model) -> Callable[[], dict[str, float]]:
-        example = (images, labels, np.empty(0, np.float32))
-        return tester(model, peers.dataset(test_batches, example, args.test_batch_size), job.stop, peers)
+        return tester(model, peers.dataset(test_batches, tuple(specs(args.test_batch_size))), job.stop, peers)
 
     def export(folder: str) -> list[str]:
-        from trainers.tf._export import write
-
         if args.precision != "fp32":  # exported models compute in fp32
             with peers.strategy.scope():
                 exact = compiled(in_float32(lambda: network(args), model))
@@ -140,20 +140,17 @@ def main(
 
     about = {"optimizer": args.optimizer, "global_batch": global_batch, "train_images": len(labels), "data": data}
     with Job(f"tf.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
-        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.label} in {args.precision}, peak"
-                f" of the learning rate {peak:g}{' (--scale-lr is off)' * (peers.replicas > 1 and peak == args.lr)}")  # fmt: skip
-        step = job.resume(partial(load, checkpoint, peers))
+        step = job.resume(checkpoint.load)
         test = test_of(model)
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())
-        running = Running(job, step, test, partial(save, checkpoint, peers))  # logs, tests, saves, and stops
-        if not job.stop(step):
-            fit(model, peers.dataset(partial(batches, step), (images, labels), args.batch_size), running, peers)
-        return job.finish(running.step, running.save, export)
+        running = Running(job, step, test, checkpoint.save)  # logs, tests, saves, and stops
+        step = fit(model, peers.dataset(partial(batches, step), tuple(specs(args.batch_size)[:2])), running, peers)
+        return job.finish(step, checkpoint.save, export)
 
 
 if __name__ == "__main__":
     options = parse_args()
-    from trainers.tf._peers import run
+    from trainers.tf._peers import Peers
 
-    run(main, options, "mnist")
+    Peers.run(main, options, "mnist")
