@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from tests.image.trainer_box import (
     MNIST_FORWARD,
     MNIST_GRADIENT,
     PYTHON,
+    VARIABLES,
     Box,
     Ended,
     box,
@@ -34,8 +34,6 @@ RUN = f"{PYTHON} -m trainers.tf.mnist --datadir=/data/digits --epochs=3"
 # As in a custom job on Vertex AI, where Cloud Storage is mounted at /gcs.
 VERTEX = {"AIP_MODEL_DIR": "/gcs/bucket/model", "AIP_CHECKPOINT_DIR": "/gcs/bucket/checkpoints",
           "AIP_TENSORBOARD_LOG_DIR": "/gcs/bucket/board", "CLOUD_ML_TRIAL_ID": "4"}  # fmt: skip
-# The expression of https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py
-ANALYZER = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (GlobalRate=.+) (Time=.+)"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,6 @@ def test_mnist_learns_digits(trained: Ended) -> None:
     assert not [line for line in trained.lines if line.startswith(("WARNING", "ERROR"))], trained.output
     exports = "exported_accuracy" in found
     assert exports == flags.cpu_has_bf16(), "it is tested in bf16 there, and exported in fp32"
-    assert found["compile_count"] == 2 + exports, "a function to train, one to test, one for the export, traced once"
 
 
 def test_its_exports_give_the_same_answers_in_a_new_process(here: Box, trained: Ended) -> None:
@@ -96,8 +93,6 @@ print(json.dumps([*right, bool(abs(served - again).max() <= bound)]))
 
 
 def test_a_run_writes_logs_metrics_tensorboard_events_and_a_report(here: Box, trained: Ended) -> None:
-    classic = [line for line in trained.lines if re.match(ANALYZER, line)]
-    assert len(classic) == 2 * 10, "steps 0 and 20 of 22 in each epoch"
     read = here.python("""
 import glob, json
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -105,7 +100,7 @@ board = EventAccumulator("/gcs/bucket/board").Reload()
 print(json.dumps({
     "board": {tag: [(point.step, point.value) for point in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
     "events": [json.loads(line) for line in open("/tmp/out/metrics.jsonl")],
-    "report": json.load(open("/tmp/out/report.json")), "picture": open("/tmp/out/report.png", "rb").read(8).hex(),
+    "report": json.load(open("/tmp/out/report.json")),
     "tuning": [json.loads(line) for line in open("/tmp/hypertune/output.metrics")],
     "trace": glob.glob("/tmp/out/plugins/profile/*/*.xplane.pb"),
 }))
@@ -113,13 +108,11 @@ print(json.dumps({
     found = json.loads(read.lines[-1])
     trains = [event for event in found["events"] if event["event"] == "train"]
     tests = [event for event in found["events"] if event["event"] == "test"]
-    assert (len(trains), len(tests)) == (20, 10)
-    assert {"data_wait", "compile_seconds", "compile_count", "rate_total", "global_rate_total"} <= set(trains[0])
-    assert trains[-1]["compile_count"] == 2 and 0 <= trains[-1]["data_wait"] < 1 and trains[0]["compile_seconds"] > 0
+    assert (len(trains), len(tests)) == (1 + 220 // 20, 10)
     assert [step for step, _ in found["board"]["test/accuracy"]] == [event["global_step"] for event in tests]
-    assert {"train/loss", "train/rate", "train/learning_rate", "test/loss"} <= set(found["board"])
-    assert found["report"]["summary"] == trained.summary and len(found["report"]["loss"]) == 20
-    assert bytes.fromhex(found["picture"]) == b"\x89PNG\r\n\x1a\n" and len(found["trace"]) == 1
+    assert {"train/loss", "train/images_per_second", "train/lr", "test/test_loss"} <= set(found["board"])
+    assert found["report"]["summary"] == trained.summary and len(found["report"]["loss"]) == len(trains)
+    assert len(found["trace"]) == 1
     # cloudml-hypertune's own format: what is compared here was written by that package.
     assert len(found["tuning"]) == 10 and set(found["tuning"][-1]) == {
         "timestamp", "trial", "training/hptuning/metric", "global_step", "checkpoint_path"}  # fmt: skip
@@ -139,18 +132,18 @@ def test_the_same_seed_gives_the_same_bits(here: Box, whole: dict[str, object]) 
 def test_a_killed_and_resumed_run_gives_the_same_bits(here: Box, whole: dict[str, object]) -> None:
     folder = "--checkpoint-dir=/tmp/killed --checkpoint-steps=5"
     here.run("sh", "-c", f"{RUN} {folder} >/tmp/killed.log 2>&1 & echo $! >/tmp/killed.pid")
-    step = random.choice((0, 20))
-    here.until("/tmp/killed.log", f"Epoch=2 Step={step}")
-    here.run("sh", "-c", "kill -9 $(cat /tmp/killed.pid)")
+    step = random.randrange(5, 60)  # of 66; a checkpoint each fifth step, so that some kills come while one is written
+    reached = f'[ "$(ls -d /tmp/killed/*/run.json 2>/dev/null | tail -n 1)" ">" /tmp/killed/step-{step:09d} ]'
+    here.run("bash", "-c", f"until {reached}; do sleep 0.01; done; sleep 0.0$RANDOM; kill -9 $(cat /tmp/killed.pid)")
     resumed = here.trainer("tf.mnist", *SHORT, *folder.split()).learned()
-    assert resumed["resumed_from"] >= 20, f"killed after step {step} of epoch 2"
+    assert resumed["resumed_from"] >= step, f"killed after step {step}"
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["accuracy"] == whole["accuracy"]
 
 
 def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
     endless = RUN.replace("epochs=3", "epochs=1000")
     (ended,) = here.run_parallel(f"sh -c '{endless} --checkpoint-dir=/tmp/termed & echo $! >/tmp/term.pid; "
-                             "until grep -q Epoch=2 /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
+                             "until grep -q accuracy /tmp/out0; do sleep 0.1; done; kill -TERM $(cat /tmp/term.pid); "
                              "wait $(cat /tmp/term.pid)'")  # fmt: skip
     assert ended.code == 143, ended.output
     saved = ended.summary["global_step"]
@@ -162,7 +155,7 @@ def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(here: Box) -> None:
-    """The loss is read at the end of the epoch only, when it is NaN if it was not finite at any step."""
+    """The loss is logged after the first step only; the weights are checked in each test."""
     ended = here.trainer("tf.mnist", *SHORT, "--lr=1e38", "--checkpoint-dir=/tmp/nan", "--log-steps=1000")
     assert (ended.code, ended.summary["status"]) == (22, "diverged") and "lower --lr" in ended.output
     assert here.run("ls", "/tmp/nan").output == ""
@@ -192,7 +185,7 @@ def test_a_test_with_weights_that_are_not_finite_exports_nothing(here: Box) -> N
     run = ("--datadir=/data/digits", "--batch-size=1437", "--epochs=1", "--lr=3e38", "--weight-decay=1e3",
            "--export-dir=/tmp/no-model")  # fmt: skip
     ended = here.trainer("tf.mnist", *run)
-    assert ended.code == 22 and "conv2d/kernel is not finite by step 1: lower --lr" in ended.output, ended.output
+    assert ended.code == 22 and "kernel is not finite by step 1: lower --lr" in ended.output, ended.output
     assert here.run("ls", "-A", "/tmp/no-model").output == ""
 
 
@@ -201,18 +194,31 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_left_out(here: Box, wh
     run = (*SHORT, "--checkpoint-dir=/tmp/poisoned", "--keep-checkpoints=9")
     here.trainer("tf.mnist", *run).learned()
     poisoned = here.python("""
-import numpy
-state = dict(numpy.load("/tmp/poisoned/step-000000066.ckpt"))
-next(value for name, value in state.items() if name.startswith("0003")).flat[0] = numpy.inf
-numpy.savez(open("/tmp/poisoned/step-000000066.ckpt", "wb"), **state)
-numpy.save(open("/tmp/poisoned/step-000000067.ckpt", "wb"), [1])
+import shutil
+from trainers.tf import mnist
+from trainers.tf._fit import Checkpoint, make_optimizer
+from trainers.tf._peers import Peers
+args = mnist.parse_args([])
+peers, model = Peers(args), mnist.network(args)
+variables = model.trainable_variables
+checkpoint = Checkpoint(peers, model, make_optimizer(args, 66, 0.2, variables, peers))
+shutil.copytree("/tmp/poisoned/step-000000066", "/tmp/poisoned/step-000000067")
+with open("/tmp/poisoned/step-000000067/state.data-00000-of-00001", "r+b") as file:
+    file.seek(1000)
+    byte = file.read(1)[0]
+    file.seek(1000)
+    file.write(bytes([byte ^ 1]))
+checkpoint.load("/tmp/poisoned/step-000000066")
+variables[2].assign(variables[2] + float("inf"))
+checkpoint.save("/tmp/poisoned/step-000000066")
 """)
     assert poisoned.code == 0, poisoned.output
     resumed = here.trainer("tf.mnist", *run)
     found = resumed.learned()
     assert (found["resumed_from"], found["weights_sha256"]) == (44, whole["weights_sha256"])
     notes = [line for line in resumed.lines if line.startswith("note: ")]
-    assert len(notes) == 2 and "step-000000066.ckpt cannot be used (its weight mnist/" in notes[1]
+    assert len(notes) == 2 and "step-000000066 cannot be used (its weight " in notes[1], resumed.output
+    assert "step-000000067 cannot be used (" in notes[0], "TensorFlow has a checksum of each variable"
 
 
 def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_own(here: Box) -> None:
@@ -221,7 +227,7 @@ def test_a_run_that_does_not_resume_moves_the_earlier_checkpoints_and_keeps_its_
     stopped = here.trainer("tf.mnist", *run, "--no-resume", "--num-steps=2")
     assert stopped.learned() and "step 2 is saved, run again without --no-resume to resume" in stopped.output
     found = here.run("sh", "-c", "cd /tmp/fresh && ls -d * old-*/*").output.split()
-    assert found[-1] == "step-000000002.ckpt" and found[1].endswith("Z/step-000000066.ckpt") and len(found) == 3
+    assert found[-1] == "step-000000002" and found[1].endswith("Z/step-000000066") and len(found) == 3
     assert here.trainer("tf.mnist", *run, "--num-steps=3").learned()["resumed_from"] == 2
 
 
@@ -257,7 +263,7 @@ def test_a_step_compiled_with_xla_equals_one_without(here: Box, tmp_path: Path) 
     plain = here.trainer("tf.mnist", *words, "--checkpoint-dir=/tmp/plain").learned()
     dumped = {"XLA_FLAGS": "--xla_dump_to=/tmp/xla-dump"}
     compiled = here.trainer("tf.mnist", *words, "--jit-compile", "--checkpoint-dir=/tmp/compiled", **dumped).learned()
-    assert compiled["compile_count"] == 2 and here.run("ls", "/tmp/xla-dump").lines, "XLA compiled it"
+    assert compiled["global_step"] == 1 and here.run("ls", "/tmp/xla-dump").lines, "XLA compiled it"
     assert step_differs(here, "/tmp/plain", "/tmp/compiled") <= MNIST_GRADIENT * FLOAT32
     assert abs(compiled["test_loss"] / plain["test_loss"] - 1) <= MNIST_GRADIENT * FLOAT32
 
@@ -268,126 +274,96 @@ def test_fake_data_train_through_the_same_meter(here: Box) -> None:
     assert 2 < found["test_loss"] < 3, "random labels cannot be learned"
 
 
-def test_the_loop_is_in_its_file(here: Box) -> None:
-    """A reader of mnist.py needs no more than nine other modules for a run from files; it needed 23."""
+def test_few_files_stand_behind_it(here: Box) -> None:
+    """A reader of mnist.py needs no more than eight other modules for a run from files; it needed 23."""
     ended = here.python("""
 import os, runpy, sys
-from trainers.common import exits
-def leave(code):
+leave = os._exit
+def list_and_leave(code):
     files = [getattr(module, "__file__", "") for name, module in sys.modules.items() if name.startswith("trainers.")]
     print(*sorted(file for file in files if not file.endswith("__init__.py")), sep="\\n")
     sys.stdout.flush()
-    os._exit(code)
-exits.leave = leave
+    leave(code)
+os._exit = list_and_leave
 sys.argv = ["mnist", "--datadir=/data/digits", "--num-steps=2"]
 runpy.run_module("trainers.tf.mnist", run_name="__main__")
 """)
     modules = [line for line in ended.lines if line.endswith(".py")]
-    assert ended.code == 0 and 0 < len(modules) <= 9, ended.output
+    assert ended.code == 0 and 0 < len(modules) <= 8, ended.output
 
 
-# For scripts in a container: two devices, and the trainers' own cluster of them.
+# For scripts in a container: two devices, and the trainers' own strategy of them.
 TWO = """
-import argparse, numpy, keras, tensorflow as tf
-from trainers.tf import _strategy
-cluster = _strategy.Cluster(argparse.Namespace(
-    strategy="auto", num_cores=2, jit_compile=False, deterministic=True, seed=0, precision="fp32"))
-local = cluster.strategy.experimental_local_results
+import keras, numpy, tensorflow as tf
+from trainers.tf import mnist
+from trainers.tf._peers import Peers
+peers = Peers(mnist.parse_args(["--num-cores=2", "--precision=fp32"]))
+local = peers.strategy.experimental_local_results
 """
 
 
-def test_each_replica_receives_its_part_of_a_batch_only(here: Box) -> None:
-    ended = here.python(f"""{TWO}
-batch = numpy.arange(24, dtype=numpy.int32).reshape(3, 8)
-parts = local(cluster.split(batch, axis=1))
-assert [part.numpy().tolist() for part in parts] == [batch[:, :4].tolist(), batch[:, 4:].tolist()]
-assert [part.device[-5:] for part in parts] == ["CPU:0", "CPU:1"], [part.device for part in parts]
-rows = local(cluster.split(cluster.share(batch.T), shared=False))
-assert [row.shape.as_list() for row in rows] == [[4, 3], [4, 3]]
-""")
-    assert ended.code == 0, ended.output
-
-
-def test_the_next_batch_is_on_the_devices_while_one_is_used(here: Box) -> None:
-    """Each replica's part of it only; and an error in the data is raised at its place in the order."""
+def test_the_next_batch_is_made_while_one_is_used_and_each_replica_receives_its_part_only(here: Box) -> None:
+    """And an error in the data is raised at its place in the order."""
     ended = here.python(f"""{TWO}
 import threading
-made, closed, placed = [], threading.Event(), threading.Event()
+made, second = [], threading.Event()
 def batches():
-    try:
-        for number in range(4):
-            made.append(number)
-            yield numpy.full((8, 3), number, numpy.int32)
-        raise ValueError("damaged")
-    finally:
-        closed.set()
-def place(batch):
-    parts = cluster.split(batch, shared=False)
-    if batch[0, 0] == 1:
-        placed.set()
-    return parts
-coming, seen = cluster.prefetch(batches(), place), []
+    for number in range(4):
+        made.append(number)
+        if number:
+            second.set()
+        yield numpy.arange(8, dtype=numpy.int32) + 100 * number, numpy.full((2, 3), number, numpy.int32)
+    raise ValueError("damaged")
+specs = tf.TensorSpec([4], "int32"), tf.TensorSpec((1, 3), "int32")
+seen = []
 try:
-    for parts in coming:
-        one, two = local(parts)
-        assert placed.wait(10), "the second batch is placed while the first is used"
-        assert one.shape == two.shape == (4, 3) and one.device[-5:] == "CPU:0" and two.device[-5:] == "CPU:1"
-        seen.append(int(one[0, 0]))
-        assert len(made) <= len(seen) + 1, "no more than one in advance"
-except ValueError as error:
-    assert str(error) == "damaged" and seen == [0, 1, 2, 3]
+    for rows, other in peers.dataset(batches, specs):
+        assert second.wait(10), "the second batch is made while the first is used"
+        one, two = (part.numpy().tolist() for part in local(rows))
+        base = 100 * len(seen)
+        assert (one, two) == (list(range(base, base + 4)), list(range(base + 4, base + 8)))
+        assert [part.device[-5:] for part in local(rows)] == ["CPU:0", "CPU:1"]
+        seen.append(one)
+        assert len(made) <= len(seen) + 4
+except tf.errors.OpError:
+    assert isinstance(peers.error, ValueError) and len(seen) == 4
     print("raised")
-assert closed.wait(10)
-made, closed, placed = [], threading.Event(), threading.Event()
-coming = cluster.prefetch(batches(), place)
-next(coming)
-coming.close()
-assert closed.wait(10) and made[:1] == [0] and len(made) <= 2, "closing ends the thread that reads"
 """)
     assert ended.code == 0 and ended.lines[-1] == "raised", ended.output
 
 
-def test_gradients_are_clipped_by_the_norm_of_their_sum(here: Box) -> None:
-    """Also over two replicas, whose parts have smaller norms than their sum or larger ones."""
-    ended = here.python(f"""{TWO}
-parts = numpy.array([[3, 40], [3, -36]], numpy.float32)
-def clip(norm):
-    def one():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return cluster.clip_by_global_norm([tf.gather(tf.constant(parts), replica)], norm)[0]
-    return sum(part.numpy() for part in local(tf.function(lambda: cluster.strategy.run(one))()))
-sum_ = parts.sum(axis=0)
-length = numpy.sqrt(52)
-for norm in (1.0, 7.0):
-    assert abs(clip(norm) - sum_ * norm / length).max() <= 8 * 2**-24 * 40, clip(norm)
-assert (clip(8.0) == sum_).all()
-""")
-    assert ended.code == 0, ended.output
-    kept = "--checkpoint-dir=/tmp/clipped"
-    here.trainer("tf.mnist", *SHORT, "--clip-norm=0.125", "--num-steps=1", "--precision=fp32", kept).learned()
-    # The first rate of the schedule: the middle of the first of 66 steps, of which 20 % are warm-up, to 0.03.
-    norm = here.python("""
-import numpy
-saved = dict(numpy.load("/tmp/clipped/step-000000001.ckpt"))
+def test_gradients_are_clipped(here: Box) -> None:
+    """Keras clips those of each replica: the sum of two is at most as long, and shorter where they differ."""
+    # The first rate of the schedule, half a step up: 20 % of 66 steps are 13 of warm-up, to 0.03.
+    norms = {}
+    for cores, size in ((1, 64), (2, 32)):
+        kept = ("--clip-norm=0.125", "--num-steps=1", "--precision=fp32", f"--checkpoint-dir=/tmp/clipped{cores}")
+        here.trainer("tf.mnist", *SHORT, *kept, f"--num-cores={cores}", f"--batch-size={size}").learned()
+        norm = here.python(f"""{VARIABLES}
+saved = variables("/tmp/clipped{cores}/step-000000001")
 print(sum((value.astype(float) ** 2).sum() for name, value in saved.items() if name.endswith("_momentum")) ** 0.5)
 """)
-    rate = 0.03 * 0.5 / 66 / 0.2
-    assert abs(float(norm.lines[-1]) / rate / 0.125 - 1) <= MNIST_GRADIENT * FLOAT32
+        norms[cores] = float(norm.lines[-1]) / (0.03 / 26) / 0.125
+    assert abs(norms[1] - 1) <= MNIST_GRADIENT * FLOAT32
+    assert 0.5 < norms[2] <= 1 + MNIST_GRADIENT * FLOAT32
 
 
 def test_replicas_drop_different_features_and_resume_with_the_same(here: Box) -> None:
     ended = here.python(f"""{TWO}
-with cluster.strategy.scope():
+from trainers.tf._fit import Checkpoint, vary_dropout
+with peers.strategy.scope():
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5), keras.layers.Dropout(0.5)])
-_strategy.vary_dropout(model)
+vary_dropout(model)
 @tf.function
 def draw():
-    return cluster.strategy.run(lambda: model(tf.ones((1, 64)), training=True))
+    return peers.strategy.run(lambda: model(tf.ones((1, 64)), training=True))
+checkpoint = Checkpoint(peers, model)
 first = [part.numpy() for part in local(draw())]
-saved = cluster.state(dict(model=model))
+checkpoint.save("/tmp/dropout")
+open("/tmp/dropout/run.json", "w").close()
 second, third = ([part.numpy() for part in local(draw())] for _ in range(2))
 assert (first[0] != first[1]).any() and (second[0] != second[1]).any() and (first[0] != second[0]).any()
-cluster.load(dict(model=model), saved)
+checkpoint.load("/tmp/dropout")
 again = [part.numpy() for part in local(draw())]
 assert (again[0] == second[0]).all() and (again[1] == second[1]).all()
 """)
@@ -415,7 +391,7 @@ def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
     best = max(tests, key=lambda test: float(test["accuracy"]))
     assert f"Best checkpoint: step {best['global_step']}" in ran.output
     evaluated = here.trainer("tf.mnist", *words, "--eval-only", "--export-dir=/tmp/best-model").learned()
-    assert (evaluated["accuracy"], evaluated["test_loss"]) == (found["max_accuracy"], round(best["loss"], 6))
+    assert (evaluated["accuracy"], evaluated["test_loss"]) == (found["max_accuracy"], best["test_loss"])
     assert evaluated["weights_sha256"] == found["weights_sha256"]
     assert here.run("ls", "/tmp/best-model").output.split() == ["model.keras", "saved_model"]
     nothing = here.trainer("tf.mnist", *SHORT, "--eval-only", "--checkpoint-dir=/tmp/no-checkpoints")
@@ -425,8 +401,11 @@ def test_the_best_checkpoint_is_kept_tested_and_exported(here: Box) -> None:
 @pytest.mark.slow("tests/unit/trainers/test_trainer_loop.py")
 def test_the_learning_rate_is_scaled_on_request_and_logged(here: Box) -> None:
     words = (*SHORT, "--num-steps=1", "--num-cores=2", "--batch-size=32")
-    assert "Learning rate 0.03: --lr is not scaled" in here.trainer("tf.mnist", *words).output
-    assert "Learning rate 0.06: --lr 0.03 times 2 devices" in here.trainer("tf.mnist", *words, "--scale-lr").output
+    plain, scaled = (here.trainer("tf.mnist", *words, *more) for more in ((), ("--scale-lr",)))
+    assert "--lr is not scaled" in plain.output and "is not scaled" not in scaled.output
+    rates = [float(line.partition("lr ")[2].partition(",")[0]) for ended in (plain, scaled) for line in ended.lines
+             if line.startswith("step 1/")]  # fmt: skip
+    assert abs(rates[1] / rates[0] - 2) < 1e-3
 
 
 def test_a_checkpoint_is_saved_when_minutes_have_passed(here: Box) -> None:
@@ -439,7 +418,7 @@ def test_a_checkpoint_is_saved_when_minutes_have_passed(here: Box) -> None:
 def test_a_checkpoint_of_another_network_is_refused(here: Box) -> None:
     here.trainer("tf.mnist", *SHORT, "--num-steps=2", "--momentum=0", "--checkpoint-dir=/tmp/other").learned()
     ended = here.trainer("tf.mnist", *SHORT, "--checkpoint-dir=/tmp/other")
-    assert ended.code == 2 and "mnist: the checkpoint is of another network" in ended.output, ended.output
+    assert ended.code == 1 and "it is of another network, or a part is missing" in ended.output, ended.output
     assert "Traceback" not in ended.output
 
 
@@ -457,22 +436,25 @@ def test_data_checkpoints_exports_and_logs_can_be_on_cloud_storage(
         here.run("sh", "-c", "cd /buckets/bucket; find . -type f | sed 's/[0-9.]*[.][0-9a-f]*[.][0-9.]*$//'").lines
     )
     assert {"./job/model/model.keras", "./job/model/saved_model/saved_model.pb", "./job/logs/events.out.tfevents",
-            "./job/checkpoints/step-000000066.ckpt", "./out/report.png", "./out/metrics.jsonl"} <= files  # fmt: skip
+            "./job/checkpoints/step-000000066/state.index", "./out/report.json", "./out/metrics.jsonl"} <= files  # fmt: skip
     fresh = here.trainer("tf.mnist", *words, "--no-resume", "--num-steps=1", **cloud)
-    moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d *.ckpt old-*/*").output.split()
-    assert fresh.learned()["global_step"] == 1 and moved[-1] == "step-000000001.ckpt", fresh.output
-    assert {name.partition("Z/")[2] for name in moved[:-1]} >= {"step-000000030.ckpt", "step-000000066.ckpt"}
+    moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d step-* old-*/*").output.split()
+    assert fresh.learned()["global_step"] == 1 and moved[-1] == "step-000000001", fresh.output
+    assert {name.partition("Z/")[2] for name in moved[:-1]} >= {"step-000000030", "step-000000066"}
     nowhere = here.trainer("tf.mnist", "--datadir=gs://bucket/nowhere", **cloud)
-    assert (nowhere.code, len(nowhere.lines)) == (1, 1) and "gs://bucket/nowhere: no such folder" in nowhere.output
+    assert (nowhere.code, len(nowhere.lines)) == (
+        1,
+        1,
+    ) and "gs://bucket/nowhere: no train-images-idx3" in nowhere.output
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--datadir=/nowhere"], 1, "mnist: /nowhere: no such folder"),
+        (["--datadir=/nowhere"], 1, "mnist: /nowhere: no train-images-idx3-ubyte[.gz] in it"),
         (["--datadir=/data/digits", "--strategy=multiworker"], 2, "needs a TF_CONFIG with at least 2 workers"),
         (["--datadir=/data/digits", "--batch_size=5000"], 1, "do not fill one step of 5000"),
-        (["--strategy=both"], 2, "mnist: --strategy: 'both' is not one of auto, one, mirrored, multiworker, tpu"),
+        (["--strategy=both"], 2, "mnist: --strategy: invalid choice: 'both'"),
     ],
 )
 def test_a_user_error_is_one_line(here: Box, words: list[str], code: int, message: str) -> None:

@@ -189,15 +189,25 @@ def tensors(folder, kind=""):
 """
 
 
+# For scripts in a container: the variables in a checkpoint of a TensorFlow trainer, by part and name.
+VARIABLES = """
+import tensorflow as tf
+def variables(folder):
+    saved = tf.train.load_checkpoint(folder + "/state")
+    names = sorted(name for name in saved.get_variable_to_shape_map() if name.startswith("part"))
+    return {name.partition("/.A")[0].replace(".S", "/"): saved.get_tensor(name) for name in names}
+"""
+
+
 def step_differs(box: Box, one: str, other: str) -> float:
     """How much the first steps of two TensorFlow runs differ, relative to the largest update of each variable.
 
     ``one`` and ``other`` are their checkpoint folders. After the first step, the momentum variable of Keras' SGD is the
     gradient times the negative learning rate.
     """
-    compared = box.python(f"""
-import json, numpy
-one, other = (dict(numpy.load(f"{{folder}}/step-000000001.ckpt")) for folder in ("{one}", "{other}"))
+    compared = box.python(f"""{VARIABLES}
+import json
+one, other = (variables(f"{{folder}}/step-000000001") for folder in ("{one}", "{other}"))
 names = [name for name in one if name.endswith("_momentum")]
 assert names and one.keys() == other.keys()
 print(json.dumps(max(float(abs(one[name] - other[name]).max() / abs(one[name]).max()) for name in names)))

@@ -1,7 +1,9 @@
-"""TensorFlow trainers: one file each. They run on CPU, GPU and TPU; ``_strategy`` chooses the strategy."""
+"""TensorFlow trainers: one file each, on Keras' ``model.fit``. They run on CPU, GPU and TPU."""
 
 import os
 import sys
+
+from trainers.common import arguments
 
 # TensorFlow reads these when it is imported, which happens after this package. 2: no messages about oneDNN and CPU
 # features.
@@ -34,3 +36,15 @@ def import_tensorflow() -> None:
             for line in file:
                 if not any(known in line for known in _NOISE):
                     os.write(2, line)
+
+
+class Parser(arguments.Parser):
+    """A parser with the options of all TensorFlow trainers."""
+
+    def __init__(self, prog: str, about: str) -> None:
+        super().__init__(prog, about)
+        arguments.add(self.running, "--strategy", "auto", "of tf.distribute; auto: multiworker with a TF_CONFIG of"
+                      " several workers, tpu with a TPU, mirrored with several GPUs, else one",
+                      choices=("auto", "one", "mirrored", "multiworker", "tpu"))  # fmt: skip
+        arguments.add(self.running, "--jit-compile", False, "compile steps with XLA; on one device only, always on for"
+                      " TPUs")  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainers.common import paths
-from trainers.common.exits import UserError
+from trainers.common.files import UserError, complete_files
 
 _1980 = 315532800  # seconds since 1970; model.keras is a zip file, which cannot hold an earlier time
 Decode = Callable[[tf.Tensor], tf.Tensor]
@@ -30,7 +29,7 @@ def write(model: keras.Model, folder: str, decode: Decode | None = None) -> list
     if time.time() < _1980:
         raise UserError(f"{folder}: the model cannot be exported with a clock before 1980: set the clock and {again}")
     try:
-        with paths.complete_files(folder) as local:
+        with complete_files(folder) as local:
             model.save(os.path.join(local, names[0]))
             _archive(model, decode).write_out(os.path.join(local, names[1]), verbose=False)
     except (OSError, tf.errors.OpError) as error:

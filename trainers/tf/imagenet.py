@@ -1,50 +1,57 @@
-# ruff: noqa: E402
 """ImageNet (or any large set of labelled images) in TensorFlow, with the models of keras.applications.
 
     python -m trainers.tf.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
     python -m trainers.tf.imagenet --datadir gs://BUCKET/FOLDER --epochs 90 --ema 0.9999 --accumulate 2
 
-FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains. The same
-command continues a run from its last checkpoint.
+FOLDER holds class folders, TFRecord files or tar shards; threads decode while the device trains. What is learned in a
+step is in Learner, which ``model.fit`` trains. The same command continues a run from its last checkpoint. On SIGTERM a
+run completes its step, saves and exits with 143: Running, a callback of Keras in _fit.py, sees to that.
 """
 
 from __future__ import annotations
 
-from trainers.common import exits, flags, imagenet_data
-from trainers.common.flags import Flag, one_of
-from trainers.tf import import_tensorflow
-
-MODEL = Flag("model", one_of("resnet50", "resnet101", "mobilenetv2"), "resnet50", "model of keras.applications")
-
-if __name__ == "__main__":  # before tensorflow is imported, so that --help and usage errors are immediate
-    ARGS = flags.parse("imagenet", "ImageNet in TensorFlow.", (*flags.TF, *imagenet_data.FLAGS, MODEL),
-                       epochs=18, lr=0.5, batch_size=256, test_batch_size=256)  # fmt: skip
-    import_tensorflow()
-
 import argparse
-import functools
-import math
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
-from keras import layers
 
-from trainers.common.run import Run, Test
-from trainers.tf import _strategy, _tfrecord  # noqa: F401 - TFRecord files of --datadir
-from trainers.tf._strategy import Cluster
+from trainers.common import flags, imagenet_data, mnist
+from trainers.common.arguments import add, classification
+from trainers.common.job import Job
+from trainers.tf import Parser
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from trainers.tf._peers import Peers
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = Parser("imagenet", "ImageNet in TensorFlow.")
+    add(parser.learning, "--model", "resnet50", "model of keras.applications",
+        choices=("resnet50", "resnet101", "mobilenetv2"))  # fmt: skip
+    flags.add_to(parser, imagenet_data.FLAGS)
+    defaults = {"epochs": 18, "batch_size": 256, "test_batch_size": 256, "weight_decay": 5e-5}
+    args = classification(parser, argv, defaults, sgd=0.5, adamw=0.001)
+    if min([*args.progressive, args.image_size]) < 32:
+        parser.error("--image-size and --progressive: keras.applications needs at least 32")
+    return args
 
 
 def network(args: argparse.Namespace) -> keras.Model:
     """Logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255, of any side."""
+    import keras
+    from keras import layers
+
     build = {
         "resnet50": keras.applications.ResNet50,
         "resnet101": keras.applications.ResNet101,
         "mobilenetv2": keras.applications.MobileNetV2,
     }[args.model]
-    if min([*args.progressive, args.image_size]) < 32:
-        raise exits.UserError("--image-size and --progressive: keras.applications needs at least 32", exits.USAGE)
     images = keras.Input((None, None, 3), name="images")
     body = build(include_top=False, weights=None, input_shape=(None, None, 3), pooling="avg", name="body")
     features = body(layers.Rescaling(1 / 58, -2.05)(images))  # about mean 0 and deviation 1
@@ -53,129 +60,155 @@ def network(args: argparse.Namespace) -> keras.Model:
 
 def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
     """The center of an ``image`` ``uint8[height, width, 3]``, resized to ``side`` pixels, as for the test."""
+    import tensorflow as tf
+
     height, width = tf.unstack(tf.shape(image)[:2])
     most = tf.cast(tf.round(tf.cast(tf.minimum(height, width), tf.float32) * share), tf.int32)
     middle = tf.image.crop_to_bounding_box(image, (height - most) // 2, (width - most) // 2, most, most)
     return tf.image.resize(middle, [side, side], antialias=True)
 
 
-def losses_of(
-    model: keras.Model, pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, args: argparse.Namespace
-) -> tf.Tensor:
-    """Return the loss of each image; where ``mask`` is below 1, it is blended with the next image."""
-    images, classes = tf.cast(pixels, tf.float32), args.num_classes
-    targets = tf.one_hot(labels, classes) * (1 - args.label_smoothing) + args.label_smoothing / classes
-    if args.mixup or args.cutmix:
-        shown, keep = mask[:, :, None], tf.reduce_mean(mask)
-        images = images * shown + tf.roll(images, 1, 0) * (1 - shown)
-        targets = targets * keep + tf.roll(targets, 1, 0) * (1 - keep)
-    return tf.nn.softmax_cross_entropy_with_logits(targets, model(images, training=True))
+def learner(args: argparse.Namespace, network: keras.Model) -> keras.Model:
+    """Return ``network`` with a step that adds up the gradients of --accumulate parts of a batch.
+
+    An image is blended with the next one, and so are their labels, where the mask of a step is below 1.
+    """
+    import keras
+    import tensorflow as tf
+
+    class Learner(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network, self.mean = network, keras.metrics.Mean("loss")
+
+        def call(self, given: Any, training: bool = False) -> tf.Tensor:
+            return self.network(given[0] if isinstance(given, tuple) else given, training=training)
+
+        def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+            (pixels, mask), labels = data
+            parts, variables = args.accumulate, self.trainable_variables
+            shown, keep = mask[:, :, :, None], tf.reduce_mean(mask)
+            loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
+            for images, targets in zip(tf.split(pixels, parts), tf.split(labels, parts), strict=True):
+                with tf.control_dependencies(gradients):  # one after the other, in the memory of one
+                    images = tf.cast(images, tf.float32)
+                if args.mixup or args.cutmix:
+                    images = images * shown + tf.roll(images, 1, 0) * (1 - shown)
+                    targets = targets * keep + tf.roll(targets, 1, 0) * (1 - keep)
+                with tf.GradientTape() as tape:
+                    more = self.compute_loss(y=targets, y_pred=network(images, training=True)) / parts
+                further = tape.gradient(more, variables)
+                loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums them over the replicas
+            self.mean.update_state(loss * tf.distribute.get_strategy().num_replicas_in_sync)
+            return {"loss": self.mean.result()}
+
+    return Learner()
 
 
-def learning_rate(step: int, total_steps: int, peak: float, warmup: float) -> float:
-    """Linear warm-up to ``peak``, then a cosine to 0; both at the middle of ``step``, so that no step has rate 0."""
-    position = (min(step, total_steps - 1) + 0.5) / total_steps
-    if position < warmup:
-        return peak * position / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (position - warmup) / (1 - warmup)))
+def averager(slow: keras.Model, fast: keras.Model, most: float, peers: Peers) -> Callable[[int], None]:
+    """Return what moves the weights of ``slow`` towards those of ``fast`` after a number of steps.
 
-
-def average_decay(step: int, most: float) -> float:
-    """The decay of the averaged weights after ``step``, from 0: low at first, when the weights change fast.
-
+    Their part that stays is low at first, when the weights change fast, and at most ``most``:
     https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
     """
-    return min(most, (1 + step) / (10 + step))
+    import tensorflow as tf
 
+    def move(average: Any, new: Any, decay: tf.Tensor) -> None:
+        average.assign_add(tf.cast(1 - decay, average.dtype) * (new - average))
 
-def test_step(model: keras.Model, pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Return a replica's correct first answers, sum of losses, correct among the best five; -1 is padding."""
-    logits = model(tf.cast(pixels, tf.float32), training=False)
-    hits = tf.cast(tf.math.top_k(logits, min(5, logits.shape[1])).indices == labels[:, None], tf.float32)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
-    real = tf.cast(labels >= 0, tf.float32)
-    return tf.stack([tf.reduce_sum(hits[:, 0]), tf.reduce_sum(losses * real), tf.reduce_sum(hits)])
+    @tf.function
+    def update(decay: tf.Tensor) -> None:
+        for average, variable in zip(slow.variables, fast.variables, strict=True):
+            if "float" in variable.dtype:
+                peers.strategy.extended.update(average.value, move, args=(variable.value, decay))
+
+    return lambda step: update(tf.constant(min(most, step / (9 + step))))
 
 
 def main(args: argparse.Namespace) -> int:
-    """Train, test, save and export as ``args`` say; returns the exit code."""
-    cluster = Cluster(args)  # chooses the strategy, seeds, and waits for the other workers
+    """Train, test, save and export as ``args`` say; returns the exit status."""
+    import keras
+    import tensorflow as tf
+    from keras import layers
 
-    # Data: threads decode the images of this worker, of which each replica has its part.
-    data = imagenet_data.Data(args, cluster.share, peers=cluster)
+    from trainers.tf import _tfrecord  # noqa: F401 - TFRecord files of --datadir
+    from trainers.tf._export import write
+    from trainers.tf._fit import Checkpoint, Running, fit, in_float32, make_optimizer, tester
+    from trainers.tf._peers import Peers
 
-    def place(batch: imagenet_data.Pixels) -> tuple[Any, Any]:
-        """This worker's ``batch``, split over its replicas and on their devices."""
-        pixels, labels = batch
-        return cluster.split(pixels, shared=False), cluster.split(labels.astype(np.int32), shared=False)
+    peers = Peers(args)  # chooses the strategy, and waits for the other workers
+    data = imagenet_data.Data(args, peers.share, peers=peers)
+    one_hot = np.eye(args.num_classes, dtype=np.float32)
+    local, global_batch = peers.replicas // peers.size, args.batch_size * args.accumulate * peers.replicas
+    epoch_steps = mnist.steps_per_epoch(data.count, global_batch)
+    total, warmup = args.epochs * epoch_steps, min(0.5, args.warmup_epochs / args.epochs)
 
-    global_batch = args.batch_size * args.accumulate * cluster.replicas
-    warmup = min(0.5, args.warmup_epochs / args.epochs)
+    def compiled(model: keras.Model) -> keras.Model:
+        optimizer = make_optimizer(args, total, warmup, model.trainable_variables, peers)
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=args.label_smoothing)
+        metrics = [keras.metrics.CategoricalAccuracy("accuracy"), keras.metrics.TopKCategoricalAccuracy(5, "top5"),
+                   keras.metrics.CategoricalCrossentropy("test_loss", from_logits=True)]  # fmt: skip
+        model.compile(optimizer, loss, weighted_metrics=metrics, jit_compile=peers.jit)
+        return model
 
-    with cluster.strategy.scope():
-        model = network(args)
-        average = network(args) if args.ema else None  # of the model's weights
-        optimizer = _strategy.optimizer_of(args, model.trainable_variables)
-    _strategy.vary_dropout(model)
+    with peers.strategy.scope():
+        model = compiled(learner(args, network(args)))
+        average = compiled(network(args)) if args.ema else None  # of the model's weights
     if average:
         average.set_weights(model.get_weights())
+    tested = average or model
+    checkpoint = Checkpoint(peers, model, model.optimizer, *([average] if average else []))
 
-    def train_step(pixels: tf.Tensor, labels: tf.Tensor, mask: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """On one replica: train on its part of the batch, in --accumulate parts; returns its part of the loss."""
-        parts, variables = args.accumulate, model.trainable_variables
-        pixels, labels = tf.reshape(pixels, [parts, -1, *pixels.shape[1:]]), tf.reshape(labels, [parts, -1])
-        loss, gradients = tf.constant(0.0), [tf.zeros(variable.shape) for variable in variables]
-        for part in tf.range(parts) if parts > 1 else range(1):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)  # more would need more memory
-            with tf.GradientTape() as tape:
-                # The part of the step's loss that is due to these images.
-                losses = losses_of(model, pixels[part], labels[part], mask, args)
-                more = tf.reduce_sum(losses) / global_batch
-            further = tape.gradient(more, variables)
-            loss, gradients = loss + more, [one + other for one, other in zip(gradients, further, strict=True)]
-        if args.clip_norm:
-            gradients = cluster.clip_by_global_norm(gradients, args.clip_norm)
-        if args.optimizer == "sgd":  # AdamW has its own
-            gradients = cluster.add_decay(gradients, variables, args.weight_decay)
-        optimizer.learning_rate.assign(rate)
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))  # sums the gradients over the replicas
-        return loss
+    def batches(step: int) -> Iterator[Any]:
+        """This process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
+        for epoch in range(step // epoch_steps, args.epochs):
+            first = max(0, step - epoch * epoch_steps)
+            for number, (pixels, labels) in enumerate(data.train(epoch + 1, first, global_batch), first):
+                mask = data.mask(epoch + 1, number, data.side(epoch + 1))
+                yield (pixels, np.stack([mask] * local)), one_hot[labels]
 
-    @cluster.function  # tf.function, traced once for each image size
-    def train_batch(pixels: Any, labels: Any, mask: Any, rate: Any, decay: Any, loss: tf.Tensor) -> tf.Tensor:
-        """Train on a batch; returns its loss, or the first that was not finite."""
-        losses = cluster.run(train_step, (pixels, labels, mask, rate))
-        if average:
-            cluster.update_average(average.variables, model.variables, decay)
-        return tf.where(tf.math.is_finite(loss), cluster.sum(losses), loss)
+    def test_batches() -> Iterator[Any]:
+        for pixels, labels in data.test(args.test_batch_size * peers.replicas):
+            yield pixels, one_hot[labels], (labels >= 0).astype(np.float32)
 
-    def tester(model: keras.Model) -> Test:
-        size = args.test_batch_size * cluster.replicas
-        return cluster.tester(functools.partial(test_step, model), lambda: cluster.prefetch(data.test(size), place))
+    def specs(size: int, side: int | None) -> tuple[Any, ...]:  # images, labels, and weights in a test
+        return (tf.TensorSpec((size, side, side, 3), "uint8"), tf.TensorSpec((size, args.num_classes), "float32"),
+                tf.TensorSpec([size], "float32"))  # fmt: skip
+
+    def test_of(model: keras.Model) -> Callable[[], dict[str, float]]:
+        data = peers.dataset(test_batches, specs(args.test_batch_size, args.image_size))
+        return tester(model, data, job.stop, peers)
 
     def export(folder: str) -> list[str]:
-        from trainers.tf import _export
-
-        trained = cluster.in_float32(lambda: network(args))
+        if args.precision != "fp32":  # exported models compute in fp32
+            with peers.strategy.scope():
+                exact = compiled(in_float32(lambda: network(args), tested))
+            job.more["exported_accuracy"] = accuracy = test_of(exact)()["accuracy"]
+            job.say(f"Exported model: test accuracy {accuracy:.2f} % in fp32")
+        trained = in_float32(lambda: network(args), tested)
         images = keras.Input((args.image_size, args.image_size, 3), dtype="uint8", name="images")
         served = keras.Model(images, layers.Softmax()(trained(layers.Rescaling(1.0)(images))), name="imagenet_served")
-        return _export.write(served, folder, lambda image: centre(image, args.image_size))
+        return write(served, folder, lambda image: centre(image, args.image_size)) if folder else []
 
-    loss = tf.constant(0.0)  # of the last step, or the first that was not finite; the same on all workers
-    with Run("tf.imagenet", args, cluster, global_batch=global_batch, train_count=data.count,
-             test_count=data.test_count, data=data.fingerprints, model=model, average=average,
-             optimizer=optimizer) as run:  # fmt: skip
-        for epoch in run.epochs(tester(run.tested)):
-            batches = cluster.prefetch(data.train(epoch, run.step_in_epoch, global_batch), place)
-            for step, batch in run.steps(batches):
-                mask = tf.constant(data.mask(epoch, run.step_in_epoch, data.side(epoch)))
-                rate, decay = learning_rate(step, run.total_steps, run.peak, warmup), average_decay(step, args.ema)
-                loss = train_batch(*batch, mask, tf.constant(rate), tf.constant(decay), loss)
-                run.end_step(loss, rate)
-        run.finish(export, cluster.test_of_export(lambda: network(args), tester))
-    cluster.close()
-    return run.code
+    about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
+             "train_images": data.count, "data": data.fingerprints}  # fmt: skip
+    with Job("tf.imagenet", args, peers, about, tested, total=total, every=epoch_steps, count=global_batch) as job:
+        step = job.resume(checkpoint.load)
+        test = test_of(tested)
+        if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
+            job.log(step, **test())
+        after = averager(average, model, args.ema, peers) if average else lambda step: None
+        running = Running(job, step, test, checkpoint.save, after)  # logs, tests, saves, and stops
+        side = None if args.progressive else args.image_size
+        images, labels, _ = specs(args.batch_size * args.accumulate, side)
+        given = (images, tf.TensorSpec((1, side, side), "float32")), labels
+        step = fit(model, peers.dataset(partial(batches, step), given), running, peers)
+        return job.finish(step, checkpoint.save, export)
 
 
 if __name__ == "__main__":
-    _strategy.main(main, ARGS, "imagenet")
+    options = parse_args()
+    from trainers.tf._peers import Peers
+
+    Peers.run(main, options, "imagenet")
