@@ -181,7 +181,9 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> Non
     gpt(here, *run, "--num-steps=1").learned()
     before = here.run("ls", "-A", "/full").output
     ended = gpt(here, *run)
-    said = [line for line in ended.lines if not line.startswith(("step ", "Resumed ", "{")) and " weights, " not in line]
+    said = [
+        line for line in ended.lines if not line.startswith(("step ", "Resumed ", "{")) and " weights, " not in line
+    ]
     assert ended.code == 1 and len(said) == 1 and said[0].startswith("gpt: "), ended.output
     assert "cannot be saved (No space left on device); the checkpoint of step 1 is intact" in said[0]
     assert here.run("ls", "-A", "/full").output == before, "no file lost, no partial file"

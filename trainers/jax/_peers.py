@@ -90,7 +90,9 @@ class Peers:
 
     def attention(self, head_dim: int) -> str | None:
         """Return the fastest implementation of attention for :func:`jax.nn.dot_product_attention`: None, its own."""
-        nvidia = self.kind == "gpu" and self.dtype == jnp.bfloat16 and "cuda" in jax.devices()[0].client.platform_version
+        nvidia = (
+            self.kind == "gpu" and self.dtype == jnp.bfloat16 and "cuda" in jax.devices()[0].client.platform_version
+        )
         return "cudnn" if nvidia and head_dim % 8 == 0 and head_dim <= 128 else None
 
     def maximum(self, values: list[float]) -> list[float]:

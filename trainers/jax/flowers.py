@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import optax
     from flax import nnx
 
-    from trainers.jax._peers import Peers
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights

@@ -91,9 +91,7 @@ def warmup_cosine(peak: float, total: int) -> optax.Schedule:
     return lambda step: schedule(step + 0.5)  # in the middle of a step: none has the rate 0
 
 
-def train_step(
-    model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, rows: jax.Array, seed: int
-) -> jax.Array:
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, rows: jax.Array, seed: int) -> jax.Array:
     """Train on the images and labels that ``rows`` list; returns the loss."""
     import jax
     import optax
