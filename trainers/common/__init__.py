@@ -1,1 +1,1 @@
-"""Code that all trainers share and that needs no framework: flags, data formats, logs, checkpoints, reports."""
+"""Code that all trainers share and that needs no framework: options, data formats, what runs a training."""

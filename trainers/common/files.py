@@ -188,15 +188,26 @@ def local_folder(path: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def complete_files(folder: str) -> Iterator[str]:
-    """A temporary folder whose files appear in ``folder`` when all are complete, none after an exception."""
+    """A temporary folder whose files and folders appear in ``folder`` when all are complete, none after an exception.
+
+    They replace those of the same names. What a killed process has left in ``folder`` is removed, or put back.
+    """
     with local_folder(folder) as local:
         for name in os.listdir(local):
-            if name.startswith(".unfinished-"):  # of a process that was killed
-                shutil.rmtree(os.path.join(local, name), ignore_errors=True)
+            path, earlier = os.path.join(local, name), os.path.join(local, name.removeprefix(".earlier-"))
+            if name.startswith(".unfinished-"):
+                shutil.rmtree(path, ignore_errors=True)
+            elif not os.path.exists(earlier):
+                os.rename(path, earlier)
         with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=local) as fresh:
             yield fresh
             for name in sorted(os.listdir(fresh)):
-                os.replace(os.path.join(fresh, name), os.path.join(local, name))
+                old, earlier = os.path.join(local, name), os.path.join(local, f".earlier-{name}")
+                if os.path.isdir(old):  # which os.replace() does not replace
+                    shutil.rmtree(earlier, ignore_errors=True)
+                    os.rename(old, earlier)
+                os.replace(os.path.join(fresh, name), old)
+                shutil.rmtree(earlier, ignore_errors=True)
 
 
 BEAT = 10.0  # seconds between two signs of life

@@ -7,19 +7,22 @@ import argparse
 import numpy as np
 
 from trainers.common import images, order
-from trainers.common.flags import Flag, integer, number
+from trainers.common.arguments import Parser, add, integer, number
+from trainers.common.mnist import random_bits
 from trainers.common.order import ALONE, Peers
 
-FLAGS = (
-    Flag("image-size", integer(16), 128, "pixels on each side of the network's input", "data"),
-    Flag("num-workers", integer(1), 4, "threads that decode images", "data"),
-    Flag("fake-images", integer(1), 3670, "training images of --fake-data; a tenth as many for the test", "data"),
-    Flag("least-area", number(0.05, 1), 0.35, "smallest fraction of an image that a random crop covers"),
-    Flag("weight-decay", number(0), 5e-4, "on kernels and matrices"),
-    Flag("label-smoothing", number(0, 0.9), 0.1, "fraction of the target spread over all classes"),
-    Flag("weights", str, "", "file of pretrained weights to start from; default: random weights"),
-)  # fmt: skip
 _FAKE_CLASSES = 5
+
+
+def options(parser: Parser) -> None:
+    """Add the options of these data, and of what a step does with them."""
+    learn, data = parser.learning, parser.data
+    add(learn, "--image-size", 128, "pixels on each side of the network's input", type=integer(16))
+    add(data, "--num-workers", 4, "threads that decode images", type=integer(1))
+    add(data, "--fake-images", 3670, "training images of --fake-data; a tenth as many for the test", type=integer(1))
+    add(learn, "--least-area", 0.35, "smallest fraction of an image that a random crop covers", type=number(0.05, 1))
+    add(learn, "--label-smoothing", 0.1, "fraction of the target spread over all classes", type=number(0, 0.9))
+    add(learn, "--weights", "", "file of pretrained weights to start from; default: random weights")
 
 
 class Data:
@@ -65,6 +68,6 @@ class Data:
 
 
 def _fake(count: int, side: int, seed: int, split: int) -> tuple[np.ndarray, np.ndarray]:
-    bits = order.random_bits(count * side * side * 3 // 8 + 1, seed, split)
+    bits = random_bits(count * side * side * 3 // 8 + 1, seed, split)
     pixels = bits.view(np.uint8)[: count * side * side * 3].reshape(count, side, side, 3)
-    return pixels, (order.random_bits(count, seed, split, 1) % _FAKE_CLASSES).astype(np.int64)
+    return pixels, (random_bits(count, seed, split, 1) % _FAKE_CLASSES).astype(np.int64)

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
 from trainers.common import images, order
-from trainers.common.exits import USAGE, UserError
-from trainers.common.flags import Flag, integer, number, sizes
+from trainers.common.arguments import Parser, add, integer, number
+from trainers.common.files import USAGE, UserError
+from trainers.common.mnist import random_bits
 from trainers.common.order import ALONE, Peers
 
-FLAGS = (
-    Flag("image-size", integer(16), 224, "pixels on each side of the network's input", "data"),
-    Flag("progressive", sizes, [], "train on these sizes, such as 128,160, then on --image-size, for an equal"
-         " number of epochs each", "data"),
-    Flag("num-classes", integer(2), 1000, "classes of the data", "data"),
-    Flag("label-offset", integer(0), 0, "label of the first class: 1 for the usual ImageNet TFRecords", "data"),
-    Flag("num-workers", integer(1), 8, "threads that decode images; others read", "data"),
-    Flag("shuffle-block", integer(1), 1, "shuffle runs of this many consecutive images, each read with one request:"
-         " 16 or more for shards at gs:// that are shuffled themselves; 1 shuffles single images", "data"),
-    Flag("prefetch-factor", integer(1), 4, "batches decoded in advance", "data"),
-    Flag("fake-images", integer(1), 1_281_167, "training images of --fake-data; a twentieth as many to test", "data"),
-    Flag("least-area", number(0.05, 1), 0.25, "smallest fraction of an image that a random crop covers"),
-    Flag("mirror", None, True, "mirror half of the training images; not for digits, letters or hands"),
-    Flag("warmup-epochs", number(0), 5.0, "epochs in which the learning rate rises"),
-    Flag("weight-decay", number(0), 5e-5, "on kernels and matrices"),
-    Flag("label-smoothing", number(0, 0.9), 0.1, "fraction of the target spread over all classes"),
-    Flag("mixup", number(0), 0.0, "alpha of mixup; 0: off"),
-    Flag("cutmix", number(0), 0.0, "alpha of CutMix; 0: off; with --mixup, each step uses one of the two"),
-    Flag("ema", number(0, 0.99999), 0.0, "decay of the averaged weights, which are tested and exported; 0: off"),
-    Flag("accumulate", integer(1), 1, "batches per step, whose gradients are accumulated"),
-)  # fmt: skip
 _FAKE_POOL = 64  # distinct fake images: few, so that creating them is fast
 Pixels = tuple[np.ndarray, np.ndarray]
+
+
+def sizes(text: str) -> list[int]:
+    """Image sides in pixels, separated by commas: ``128,160,192``."""
+    if not re.fullmatch(r"\d+(,\d+)*", text) or min(map(int, text.split(","))) < 8:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes of at least 8 such as 128,160")
+    return [int(side) for side in text.split(",")]
+
+
+def options(parser: Parser) -> None:
+    """Add the options of these data, and of what a step does with them."""
+    learn, data = parser.learning, parser.data
+    add(learn, "--image-size", 224, "pixels on each side of the network's input", type=integer(16))
+    add(learn, "--progressive", [], "train on these sizes, such as 128,160, then on --image-size, for an equal number"
+        " of epochs each", type=sizes)  # fmt: skip
+    add(learn, "--num-classes", 1000, "classes of the data", type=integer(2))
+    add(learn, "--label-offset", 0, "label of the first class: 1 for the usual ImageNet TFRecords", type=integer(0))
+    add(data, "--num-workers", 8, "threads that decode images; others read", type=integer(1))
+    add(learn, "--shuffle-block", 1, "shuffle runs of this many consecutive images, each read with one request: 16 or"
+        " more for shards at gs:// that are shuffled themselves; 1 shuffles single images",
+        type=integer(1))  # fmt: skip
+    add(data, "--prefetch-factor", 4, "batches decoded in advance", type=integer(1))
+    add(data, "--fake-images", 1_281_167, "training images of --fake-data; a twentieth as many to test",
+        type=integer(1))  # fmt: skip
+    add(learn, "--least-area", 0.25, "smallest fraction of an image that a random crop covers", type=number(0.05, 1))
+    add(learn, "--mirror", True, "mirror half of the training images; not for digits, letters or hands")
+    add(learn, "--warmup-epochs", 5.0, "epochs in which the learning rate rises", type=number(0))
+    add(learn, "--label-smoothing", 0.1, "fraction of the target spread over all classes", type=number(0, 0.9))
+    add(learn, "--mixup", 0.0, "alpha of mixup; 0: off", type=number(0))
+    add(learn, "--cutmix", 0.0, "alpha of CutMix; 0: off; with --mixup, each step uses one of the two", type=number(0))
+    add(learn, "--ema", 0.0, "decay of the averaged weights, which are tested and exported; 0: off",
+        type=number(0, 0.99999))  # fmt: skip
+    add(learn, "--accumulate", 1, "batches per step, whose gradients are accumulated", type=integer(1))
 
 
 class Data:
@@ -117,7 +131,7 @@ class Data:
 
     def _fake(self, plan: Iterator[np.ndarray], side: int) -> Generator[Pixels]:
         size = side * side * 3
-        bits = order.random_bits(_FAKE_POOL * size // 8 + 1, self.args.seed, side)
+        bits = random_bits(_FAKE_POOL * size // 8 + 1, self.args.seed, side)
         pool = bits.view(np.uint8)[: _FAKE_POOL * size].reshape(_FAKE_POOL, side, side, 3)
         for numbers in plan:
             yield pool[numbers % _FAKE_POOL], np.where(numbers >= 0, numbers % self.args.num_classes, -1)

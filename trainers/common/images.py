@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from trainers.common import order, paths, shards, storage
-from trainers.common.exits import USAGE, Damaged, UserError
+from trainers.common import files, order, shards, storage
+from trainers.common.files import USAGE, UserError
+from trainers.common.mnist import random_bits
 from trainers.common.order import ALONE, Peers, check_alike
 from trainers.common.storage import Entry
 
@@ -46,6 +47,10 @@ _DAMAGED_SHARE = 1000  # one image in so many may be damaged
 _SAMPLE = 64  # images that processes compare: one request each at a time, as READERS
 Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels; left > right mirrors
 Sample = tuple[bytes, int, str]  # encoded image, label, a name for messages
+
+
+class Damaged(UserError):
+    """A sample of the data that cannot be decoded; a few of many are skipped."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +128,9 @@ class _ClassFolders(Images):
     def read_many(self, numbers: Sequence[int]) -> list[Sample | Damaged]:
         found: list[Sample | Damaged] = []
         for label, name in self.table[numbers].tolist():
-            path = paths.join(self.folder, self.classes[label], os.fsdecode(name))
+            path = files.join(self.folder, self.classes[label], os.fsdecode(name))
             try:
-                found.append((paths.read_file(path), label, path))
+                found.append((storage.read_file(path), label, path))
             except OSError as error:
                 found.append(Damaged(f"{path}: cannot be read: {error.strerror}"))
         return found
@@ -136,7 +141,7 @@ class _Shards(Images):
 
     def __init__(self, folder: str, table: np.ndarray, names: list[str], found: dict[str, Entry], form: Format) -> None:
         super().__init__(folder, table, [])
-        self.paths, self.parse = [paths.join(folder, name) for name in names], form.parse
+        self.paths, self.parse = [files.join(folder, name) for name in names], form.parse
         self.about = json.dumps([[name, found[name].size] for name in names])
 
     def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
@@ -161,7 +166,7 @@ class _Shards(Images):
 
     def _bytes(self, shard: int, start: int, end: int) -> bytes:
         path = self.paths[shard]
-        if paths.is_remote(path):
+        if files.is_remote(path):
             return storage.read_range(path, start, end)
         try:
             with open(path, "rb", buffering=0) as file:
@@ -184,7 +189,7 @@ def _place(datadir: str, found: dict[str, Entry], words: tuple[str, ...]) -> tup
     """The folder of the split that has one of the names ``words``, and its shards; None: whatever the folder has."""
     for word in words:
         if word in found and found[word].folder:
-            return paths.join(datadir, word), None
+            return files.join(datadir, word), None
         splits = {name: _SPLIT.search(name.lower()) for name in found if _is_shard(name)}
         if chosen := [name for name, split in splits.items() if split and split[1] == word]:
             return datadir, chosen
@@ -211,7 +216,7 @@ def find_splits(datadir: str, spare: str = "", peers: Peers = ALONE) -> tuple[Im
     Raises :class:`UserError` if no images are found, or if the test has a class that the training split lacks.
     """
     found = storage.entries(datadir)
-    if not found and not paths.is_folder(datadir):
+    if not found and not storage.is_folder(datadir):
         raise UserError(f"{datadir}: no such folder; --datadir must have images")
     train, test = (_place(datadir, found, words) for words in SPLITS.values())
     if test and not train:
@@ -262,7 +267,7 @@ def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classe
 def _class_folders(folder: str, contents: dict[str, Entry], classes: list[str] | None) -> Images:
     own = [name for name, about in contents.items() if about.folder and name[0] != "." and name != "lost+found"]
     with ThreadPoolExecutor(READERS if storage.is_slow(folder) else 1) as pool:
-        read = pool.map(_listing, [paths.join(folder, name) for name in own])
+        read = pool.map(_listing, [files.join(folder, name) for name in own])
     listed = {name: images for name, images in zip(own, read, strict=True) if images is not None}
     labels = {name: label for label, name in enumerate(listed if classes is None else classes)}
     for name, images in listed.items():
@@ -270,7 +275,7 @@ def _class_folders(folder: str, contents: dict[str, Entry], classes: list[str] |
             raise UserError(f"{folder}: has the class {name}, which the training images lack; add its folder there, or"
                             " remove it here", USAGE)  # fmt: skip
         if not len(images):
-            raise UserError(f"{paths.join(folder, name)}: has no images ({', '.join(_SUFFIXES)}); add some, or remove"
+            raise UserError(f"{files.join(folder, name)}: has no images ({', '.join(_SUFFIXES)}); add some, or remove"
                             " the folder")  # fmt: skip
     names = np.concatenate([np.empty(0, "S1"), *listed.values()])
     table = np.empty(len(names), [("label", "<i4"), ("name", names.dtype)])
@@ -282,8 +287,8 @@ def _class_folders(folder: str, contents: dict[str, Entry], classes: list[str] |
 def _listing(folder: str) -> np.ndarray | None:
     """The images in ``folder``, sorted, without pipes and devices, which could not be read; None if it is empty."""
     try:
-        if paths.is_remote(folder):
-            found = [(name, True) for name in paths.names(folder) if name]
+        if files.is_remote(folder):
+            found = [(name, True) for name in files.names(folder) if name]
         else:
             with os.scandir(folder) as scanned:
                 found = [(entry.name, entry.is_file()) for entry in scanned]
@@ -298,7 +303,7 @@ def _listing(folder: str) -> np.ndarray | None:
 
 def uniform(count: int, columns: int, *key: int) -> np.ndarray:
     """Random ``float64[count, columns]`` in [0, 1) that depend on the integers ``key`` only."""
-    return (order.random_bits(count * columns, *key) >> np.uint64(11)).reshape(count, columns) * 2.0**-53
+    return (random_bits(count * columns, *key) >> np.uint64(11)).reshape(count, columns) * 2.0**-53
 
 
 def random_box(chance: np.ndarray, width: int, height: int, least_area: float, mirror: bool = True) -> Box:

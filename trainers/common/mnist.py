@@ -66,14 +66,16 @@ def _load(args: argparse.Namespace) -> list[np.ndarray]:
         )]  # fmt: skip
     if not args.datadir:
         raise UserError("--datadir: where are MNIST's four IDX files? Give their folder, or --fake-data", USAGE)
-    found = []
-    for split, pair in FILES.items():
-        images, labels = (read_idx(_find(args.datadir, name)) for name in pair)
-        if images.shape != (len(labels), SIDE, SIDE) or labels.ndim != 1 or not len(labels) or labels.max() >= CLASSES:
-            raise UserError(f"{args.datadir}: {split} images {images.shape} and labels {labels.shape} are not {SIDE}x"
-                            f"{SIDE} images of {CLASSES} classes", USAGE)  # fmt: skip
-        found += [images, labels.astype(np.int64)]
-    return found
+    return [array for split in FILES for array in read_split(args.datadir, split)]
+
+
+def read_split(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of ``split`` ("train" or "test") in ``folder``, or in its MNIST/raw."""
+    images, labels = (read_idx(_find(folder, name)) for name in FILES[split])
+    if images.shape != (len(labels), SIDE, SIDE) or labels.ndim != 1 or not len(labels) or labels.max() >= CLASSES:
+        raise UserError(f"{folder}: {split} images {images.shape} and labels {labels.shape} are not {SIDE}x{SIDE}"
+                        f" images of {CLASSES} classes", USAGE)  # fmt: skip
+    return images, labels.astype(np.int64)
 
 
 def _find(folder: str, name: str) -> str:

@@ -5,27 +5,12 @@ And the processes of a run, as far as the data needs them: sharing the work of a
 
 from __future__ import annotations
 
-import hashlib
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from trainers.common.exits import UserError
-
-
-def random_bits(count: int, *key: int) -> np.ndarray:
-    """``count`` random uint64 that depend on the integers ``key`` only.
-
-    NumPy guarantees the stream of its bit generators across versions, but not its distributions:
-    https://numpy.org/neps/nep-0019-rng-policy.html
-    """
-    return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
-
-
-def fingerprints(**arrays: np.ndarray) -> dict[str, str]:
-    """Return a fingerprint of the contents of each of the ``arrays``, by its name with spaces."""
-    digests = {name: hashlib.sha256(array.tobytes()) for name, array in arrays.items()}
-    return {name.replace("_", " "): digest.hexdigest()[:16] for name, digest in digests.items()}
+from trainers.common.files import UserError
+from trainers.common.mnist import random_bits
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
@@ -49,28 +34,10 @@ def block_permutation(count: int, seed: int, epoch: int, block: int) -> np.ndarr
     return starts + np.arange(count)
 
 
-def steps_per_epoch(count: int, global_batch: int) -> int:
-    """The number of full batches in ``count`` samples; the rest is dropped for this epoch.
-
-    Raises :class:`UserError` if there is none.
-    """
-    if count < global_batch:
-        raise UserError(
-            f"the {count} training images do not fill one step of {global_batch}: lower --batch-size"
-            " or use fewer devices"
-        )
-    return count // global_batch
-
-
 def share(batch: np.ndarray, rank: int, ranks: int) -> np.ndarray:
     """The rows of a global ``batch`` that belong to process ``rank`` of ``ranks``."""
     size = len(batch) // ranks
     return batch[rank * size : (rank + 1) * size]
-
-
-def shifts(count: int, most: int, *key: int) -> np.ndarray:
-    """Uniform row and column offsets ``int64[count, 2]`` from 0 to ``2*most`` that depend on ``key`` only."""
-    return (random_bits(2 * count, *key) % np.uint64(2 * most + 1)).astype(np.int64).reshape(count, 2)
 
 
 def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,10 +55,7 @@ def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarra
 
 @runtime_checkable
 class Peers(Protocol):
-    """The processes of a run; every process must make the same calls.
-
-    Implemented by ``trainers.torch._device`` and ``trainers.tf._strategy``.
-    """
+    """The processes of a run; every process must make the same calls."""
 
     rank: int
     processes: int

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from trainers.common import paths
-from trainers.common.exits import UserError
+from trainers.common import files, storage
+from trainers.common.files import UserError
 from trainers.common.order import Peers, check_alike
 from trainers.common.storage import Entry
 
@@ -80,7 +80,7 @@ def load(
     check_alike(peers, folder, f"{len(names)} shards of {size} bytes, fingerprint {sizes[:12]}")
     key = _digest([[name, found[name].size, found[name].version] for name in names]).encode()
     file = f"trainyard-{_digest(names)[:12]}.index"
-    kept = [paths.join(place, file) for place in (folder, spare) if place]
+    kept = [files.join(place, file) for place in (folder, spare) if place]
     # One process looks, so that all agree; copies of the data on several hosts have other times. And some collectives
     # cannot send nothing.
     content = peers.broadcast(b"+" + (_read(kept, key) if peers.rank == 0 else b""))[1:]
@@ -98,18 +98,18 @@ def _digest(names: list[Any]) -> str:
 
 @contextlib.contextmanager
 def _reader(path: str) -> Iterator[IO[bytes]]:
-    if not paths.is_remote(path):
+    if not files.is_remote(path):
         with open(path, "rb") as file:
             yield file
         return
     ahead = {"block_size": _BLOCK, "cache_type": "readahead"}  # gcsfs' default asks for each header separately
-    with paths.remote(path) as filesystem, filesystem.open(path, "rb", **ahead) as file:
+    with files.remote(path) as filesystem, filesystem.open(path, "rb", **ahead) as file:
         yield file
 
 
 def _make(folder: str, names: list[str], peers: Peers, scan: Scan, large: bool) -> np.ndarray:
     def one(number: int) -> bytes:
-        path = paths.join(folder, names[number])
+        path = files.join(folder, names[number])
         try:
             with _reader(path) as file:
                 rows = scan(file, path)
@@ -142,7 +142,7 @@ def _read(kept: list[str], key: bytes) -> bytes:
     """The records in the first of the files ``kept`` that has those of ``key``; empty if none has."""
     for path in kept:
         with contextlib.suppress(OSError, UserError):
-            head, _, content = paths.read_file(path).partition(b"\n")
+            head, _, content = storage.read_file(path).partition(b"\n")
             if head == key + b" %d" % (len(content) // RECORD.itemsize) and not len(content) % RECORD.itemsize:
                 return content
     return b""
@@ -153,8 +153,8 @@ def _save(kept: list[str], content: bytes, large: bool) -> None:
     reasons = []
     for path in kept:
         try:
-            paths.make_folder(path.rpartition("/")[0])
-            with paths.atomic_file(path) as file:
+            files.make_folder(path.rpartition("/")[0])
+            with files.atomic_file(path) as file:
                 file.write(content)
             return
         except (UserError, OSError) as error:

@@ -7,8 +7,8 @@ import os
 import stat
 from dataclasses import dataclass
 
-from trainers.common import paths
-from trainers.common.exits import UserError
+from trainers.common import files
+from trainers.common.files import UserError
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Entry:
 
 def is_slow(path: str) -> bool:
     """Return whether a read in ``path`` takes a request: of URLs, and of Cloud Storage mounted under ``/gcs``."""
-    return paths.is_remote(path) or path.startswith("/gcs/")
+    return files.is_remote(path) or path.startswith("/gcs/")
 
 
 def entries(folder: str) -> dict[str, Entry]:
     """The files and folders in ``folder`` by name, sorted; empty if it does not exist. Pipes and devices are none."""
     found = {}
     try:
-        if paths.is_remote(folder):
+        if files.is_remote(folder):
             return _remote_entries(folder)
         with os.scandir(folder) as scanned:
             for entry in scanned:
@@ -47,8 +47,7 @@ def entries(folder: str) -> dict[str, Entry]:
 
 
 def _remote_entries(folder: str) -> dict[str, Entry]:
-    with paths.remote(folder) as filesystem:
-        filesystem.invalidate_cache()
+    with files.remote(folder) as filesystem:
         place = filesystem._strip_protocol(folder).rstrip("/")
         listed = filesystem.ls(place, detail=True)
     found = {}
@@ -61,10 +60,28 @@ def _remote_entries(folder: str) -> dict[str, Entry]:
     return dict(sorted(found.items()))
 
 
+def is_folder(path: str) -> bool:
+    """Whether ``path`` is an existing folder."""
+    if not files.is_remote(path):
+        return os.path.isdir(path)
+    with files.remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
+        return filesystem.info(path)["type"] == "directory"  # type: ignore[no-any-return]
+    return False
+
+
+def read_file(path: str) -> bytes:
+    """The contents of ``path``. Raises ``FileNotFoundError``; :class:`UserError` if a URL cannot be reached."""
+    if files.is_remote(path):
+        with files.remote(path) as filesystem:
+            return filesystem.cat_file(filesystem._strip_protocol(path))  # type: ignore[no-any-return]
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def read_range(path: str, start: int, end: int) -> bytes:
     """The bytes of the URL ``path`` from ``start`` up to ``end``; raises :class:`UserError` if reading fails."""
     try:
-        with paths.remote(path) as filesystem:
+        with files.remote(path) as filesystem:
             return filesystem.cat_file(filesystem._strip_protocol(path), start, end)  # type: ignore[no-any-return]
     except FileNotFoundError:
         raise UserError(f"{path}: was removed during the run") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flags, flowers_data, mnist
+from trainers.common import flowers_data, mnist
 from trainers.common.arguments import add, classification
 from trainers.common.files import USAGE, UserError
 from trainers.common.job import Job
@@ -39,7 +39,7 @@ def parse_args(argv: list[str] | None = None, prog: str = "flowers") -> argparse
     add(options.learning, "--model", "small", "small: four stages, 2.8 million weights; vit: a vision transformer, 1.2"
         " million; the others are torchvision's and accept --weights",
         choices=("small", "vit", "resnet18", "resnet34", "resnet50"))  # fmt: skip
-    flags.add_to(options, flowers_data.FLAGS)
+    flowers_data.options(options)
     defaults = {"epochs": 30, "batch_size": 32, "test_batch_size": 100, "weight_decay": 5e-4}
     return classification(options, argv, defaults, sgd=0.05, adamw=0.001)
 

@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError
 from google_crc32c import value as crc32c
 
 from trainers.common import images
-from trainers.common.exits import Damaged, UserError
+from trainers.common.files import UserError
+from trainers.common.images import Damaged
 
 
 def _masked_crc(data: bytes) -> bytes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flags, flowers_data, mnist
+from trainers.common import flowers_data, mnist
 from trainers.common.arguments import add, classification
 from trainers.common.files import UserError
 from trainers.common.job import Job
@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add(parser.learning, "--model", "small", "small: four stages, 2.4 million weights; the others are of"
         " keras.applications and accept --weights without a top",
         choices=("small", "resnet50", "mobilenetv2", "efficientnetb0"))  # fmt: skip
-    flags.add_to(parser, flowers_data.FLAGS)
+    flowers_data.options(parser)
     defaults = {"epochs": 30, "batch_size": 32, "test_batch_size": 100, "weight_decay": 5e-4}
     args = classification(parser, argv, defaults, sgd=0.05, adamw=0.001)
     if args.weights and args.model == "small":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flags, imagenet_data, mnist
+from trainers.common import imagenet_data, mnist
 from trainers.common.arguments import add, classification
 from trainers.common.job import Job
 from trainers.tf import Parser
@@ -34,7 +34,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("imagenet", "ImageNet in TensorFlow.")
     add(parser.learning, "--model", "resnet50", "model of keras.applications",
         choices=("resnet50", "resnet101", "mobilenetv2"))  # fmt: skip
-    flags.add_to(parser, imagenet_data.FLAGS)
+    imagenet_data.options(parser)
     defaults = {"epochs": 18, "batch_size": 256, "test_batch_size": 256, "weight_decay": 5e-5}
     args = classification(parser, argv, defaults, sgd=0.5, adamw=0.001)
     if min([*args.progressive, args.image_size]) < 32:

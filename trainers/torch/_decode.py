@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from trainers.common import images
-from trainers.common.exits import Damaged
+from trainers.common.images import Damaged
 
 
 def _decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:

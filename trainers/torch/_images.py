@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainers.common import paths
+from trainers.common import storage
 from trainers.common.files import USAGE, UserError
 from trainers.torch._peers import Peers
 
@@ -111,7 +111,7 @@ def read_weights(path: str) -> dict[str, torch.Tensor]:
 
     Raises what its library does, and ``ValueError`` where that is not clear.
     """
-    content = paths.read_file(path)
+    content = storage.read_file(path)
     if path.endswith(".safetensors"):
         from safetensors import SafetensorError
         from safetensors.torch import load

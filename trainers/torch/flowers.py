@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flags, flowers_data, mnist, order
+from trainers.common import flowers_data, mnist, order
 from trainers.common.arguments import Parser, add, classification
 from trainers.common.job import Job
 
@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add(parser.running, "--device", "auto", "auto: an accelerator if there is one; tpu: torch_tpu",
         choices=("auto", "cpu", "cuda", "tpu"))  # fmt: skip
     defaults = {"epochs": 30, "batch_size": 32, "test_batch_size": 100, "weight_decay": 5e-4}
-    flags.add_to(parser, flowers_data.FLAGS)
+    flowers_data.options(parser)
     return classification(parser, argv, defaults, sgd=0.05, adamw=0.001)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainers.common import flags, imagenet_data, mnist, order
+from trainers.common import imagenet_data, mnist, order
 from trainers.common.arguments import Parser, add, classification
 from trainers.common.job import Job
 
@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add(parser.running, "--device", "auto", "auto: an accelerator if there is one; tpu: torch_tpu",
         choices=("auto", "cpu", "cuda", "tpu"))  # fmt: skip
     defaults = {"epochs": 18, "batch_size": 256, "test_batch_size": 256, "weight_decay": 5e-5}
-    flags.add_to(parser, imagenet_data.FLAGS)
+    imagenet_data.options(parser)
     return classification(parser, argv, defaults, sgd=0.5, adamw=0.001)
 
 

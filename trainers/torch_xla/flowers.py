@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainers.common import flags, flowers_data, mnist
+from trainers.common import flowers_data, mnist
 from trainers.common.arguments import Parser, add, classification
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         choices=("small", "vit", "resnet18", "resnet34", "resnet50", "vit_b_16"))  # fmt: skip
     add(parser.output, "--metrics-debug", False, "print torch_xla's metrics report at the end")
     defaults = {"epochs": 30, "batch_size": 32, "test_batch_size": 100, "weight_decay": 5e-4}
-    flags.add_to(parser, flowers_data.FLAGS)
+    flowers_data.options(parser)
     return classification(parser, argv, defaults, sgd=0.05, adamw=0.001)
 
 

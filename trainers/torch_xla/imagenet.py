@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainers.common import flags, imagenet_data, mnist, order
+from trainers.common import imagenet_data, mnist, order
 from trainers.common.arguments import Parser, add, classification
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add(parser.learning, "--model", "resnet50", "any classification model of torchvision: resnet18, vit_b_16...")
     add(parser.output, "--metrics-debug", False, "print torch_xla's metrics report at the end")
     defaults = {"epochs": 18, "batch_size": 256, "test_batch_size": 256, "weight_decay": 5e-5}
-    flags.add_to(parser, imagenet_data.FLAGS)
+    imagenet_data.options(parser)
     return classification(parser, argv, defaults, sgd=0.5, adamw=0.001)
 
 
