@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from trainers.common import mnist_data, order
+from trainers.common import mnist, order
 
 from tests.image.trainer_box import (
     COUNT,
@@ -126,8 +126,8 @@ def test_only_the_chiefs_model_is_kept(here: Box, pair: dict[str, object]) -> No
     assert "tmp" not in [name[:3] for name in here.run("ls", "/tmp").output.split()]
     found = here.python(f"""{COUNT}
 import json, keras
-from trainers.common import mnist_data
-images, labels = mnist_data.load_mnist("/data/digits", "test")
+from trainers.common import mnist
+images, labels = mnist.read_split("/data/digits", "test")
 probabilities = keras.models.load_model("/tmp/export0/model.keras").predict(images, verbose=0)
 print(json.dumps(count(probabilities, labels, {MNIST_FORWARD * FLOAT32})))
 """)
@@ -187,7 +187,7 @@ network = mnist.network
 def slow(args):
     model = network(args)
     return keras.Sequential([*model.layers, Wait(dtype="float32")])
-args = flags.parse("mnist", "", (*flags.TF, *mnist_data.FLAGS), sys.argv[1:])
+args = flags.parse("mnist", "", (*flags.TF, *mnist.FLAGS), sys.argv[1:])
 _strategy.main(lambda args: mnist.main(args, slow), args, "mnist")
 """
 
@@ -237,7 +237,7 @@ def test_what_is_wrong_in_a_tf_config_is_named(here: Box) -> None:
     configs = [json.dumps({"cluster": cluster, "task": task}) for cluster, task, _ in messages]
     ended = here.python(f"""
 import os
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
 from trainers.tf import _strategy
 for text in {configs}:
     os.environ["TF_CONFIG"] = text
@@ -287,8 +287,8 @@ def test_workers_with_different_checkpoints_report_it(here: Box) -> None:
 
 def test_workers_with_different_data_report_it(here: Box, tmp_path: Path) -> None:
     made = digits.write_idx(tmp_path / "digits1")
-    for name in mnist_data.FILES["train"]:
-        digits.write_array(made / name, mnist_data.read_idx(str(made / name))[:1400])
+    for name in mnist.FILES["train"]:
+        digits.write_array(made / name, mnist.read_idx(str(made / name))[:1400])
     here.put(made, "digits1")
     here.run("ln", "-s", "/data/digits", "/tmp/data0")
     here.run("ln", "-s", "/data/digits1", "/tmp/data1")

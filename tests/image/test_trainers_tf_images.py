@@ -182,7 +182,7 @@ def test_a_tfrecord_that_is_no_image_is_named_with_its_features(here: Box) -> No
     """And the CRC32C of 32 bytes of zero is 0x8a9136aa, as RFC 3720 B.4 has it."""
     checked = here.python("""
 import struct, tensorflow as tf
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
 from trainers.tf import _tfrecord
 def refused(data):
     try:

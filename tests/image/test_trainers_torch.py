@@ -58,8 +58,8 @@ def test_mnist_learns_digits_on_xla_and_its_exports_give_the_same_answers(here: 
     assert found["compile_count"] == 2, "one graph to train and one to test"
     loaded = here.python(f"""{COUNT}
 import json, torch, onnx.reference
-from trainers.common import mnist_data
-images, labels = mnist_data.load_mnist("/data/digits", "test")
+from trainers.common import mnist
+images, labels = mnist.read_split("/data/digits", "test")
 program = torch.export.load("/tmp/model/model.pt2").module()
 probabilities = program(torch.from_numpy(images.copy())).detach().numpy()
 session = onnx.reference.ReferenceEvaluator("/tmp/model/model.onnx")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from trainers.common import mnist_data
+from trainers.common import mnist
 
 from tests.image.trainer_box import COUNT, FLOAT32, MNIST_FORWARD, PYTHON, TENSORS, Box, Ended, box, few_digits
 from trainyard.sandbox.datasets import digits
@@ -247,8 +247,8 @@ def test_the_accuracy_of_the_exported_model_is_stated(here: Box) -> None:
     assert f"Exported model: test accuracy {stated:.2f} % in fp32" in ended.lines, ended.output
     counted = here.python(f"""{COUNT}
 import json, torch
-from trainers.common import mnist_data
-images, labels = mnist_data.load_mnist("/data/digits", "test")
+from trainers.common import mnist
+images, labels = mnist.read_split("/data/digits", "test")
 answers = torch.export.load("/tmp/stated/model.pt2").module()(torch.from_numpy(images.copy())).detach().numpy()
 print(json.dumps(count(answers, labels, {MNIST_FORWARD} * {FLOAT32})))
 """)
@@ -383,8 +383,8 @@ def test_other_data_are_refused_unless_they_are_accepted_and_changed_flags_named
     here: Box, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = few_digits(tmp_path_factory.mktemp("relabelled"), 298, 53)
-    path = str(folder / mnist_data.FILES["train"][1])
-    digits.write_array(path, (mnist_data.read_idx(path) + 1) % 10)
+    path = str(folder / mnist.FILES["train"][1])
+    digits.write_array(path, (mnist.read_idx(path) + 1) % 10)
     other = here.put(folder, "relabelled")
     here.run("cp", "-r", "/data/few", "/tmp/few-moved")
     run = ("--epochs=2", "--checkpoint-dir=/tmp/data")

@@ -192,7 +192,7 @@ import argparse, torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torchvision import models
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
 from trainers.torch import _images
 
 def made(name):
@@ -327,7 +327,7 @@ def test_fast_decoding_differs_from_pillows_by_rounding_only(here: Box) -> None:
 import io, numpy as np
 from PIL import Image
 from trainers.common import images
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
 from trainers.torch import _decode
 assert _decode._decode, "torchvision decodes here"
 x, y = np.meshgrid(np.arange(500), np.arange(375))

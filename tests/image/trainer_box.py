@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from docker.models.containers import Container
-from trainers.common import mnist_data
+from trainers.common import mnist
 
 from tests.engine import ENGINE
 from trainyard.common.docker_engine import resource_labels
@@ -166,8 +166,8 @@ def few_digits(folder: Path, train: int, test: int) -> Path:
     """Write the first ``train`` and ``test`` images of the digits as MNIST's files into ``folder``."""
     digits.write_idx(folder)
     for split, count in (("train", train), ("test", test)):
-        for name in mnist_data.FILES[split]:
-            digits.write_array(folder / name, mnist_data.read_idx(str(folder / name))[:count])
+        for name in mnist.FILES[split]:
+            digits.write_array(folder / name, mnist.read_idx(str(folder / name))[:count])
     return folder
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
 import pytest
-from trainers.common.log import HyperTune
 
 from trainyard.common.errors import StepFailed, UserError
 from trainyard_jobs.rehearsal import tuning
@@ -101,17 +101,17 @@ def test_a_trials_value_is_its_last_measurement_or_its_best(tmp_path: Path, sele
     assert tuning.final(found, [(1, 0.5), (2, 0.9), (3, 0.8)]) == expected
 
 
-def test_measurements_of_the_trainers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "hypertune" / "output.metrics"
-    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", str(path))
-    monkeypatch.setenv("CLOUD_ML_TRIAL_ID", "3")
-    reporter = HyperTune()
-    reporter.report_hyperparameter_tuning_metric("accuracy", 0.5, 10)
-    reporter.report_hyperparameter_tuning_metric("accuracy", float("nan"), 15)
-    reporter.report_hyperparameter_tuning_metric("accuracy", 0.75, 20)
-    assert tuning.measurements(path.read_text(), "accuracy") == [(10, 0.5), (20, 0.75)]
+def test_measurements_of_the_trainers_are_read() -> None:
+    """In the format of cloudml-hypertune 0.1.0.dev6: https://github.com/GoogleCloudPlatform/cloudml-hypertune."""
+    reported = [("0.5", "10"), ("nan", "15"), ("0.75", "20")]
+    content = "".join(
+        json.dumps({"timestamp": 1.5, "trial": "3", "accuracy": value, "global_step": step, "checkpoint_path": ""})
+        + "\n"
+        for value, step in reported
+    )
+    assert tuning.measurements(content, "accuracy") == [(10, 0.5), (20, 0.75)]
     with pytest.raises(StepFailed, match=r"metric 'acuracy'; it reported accuracy \(did you mean"):
-        tuning.measurements(path.read_text(), "acuracy")
+        tuning.measurements(content, "acuracy")
     with pytest.raises(StepFailed, match="did not report"):
         tuning.measurements("", "accuracy")
 

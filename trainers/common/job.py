@@ -209,7 +209,7 @@ class Job:
         self.target = getattr(args, "target_accuracy", 0) or getattr(args, "target_loss", 0)
         self.sign = 1 if metric == "accuracy" else -1
         # Hosts of a rehearsed TPU slice train alone: XLA's CPU backend has no collectives between hosts.
-        idle = os.environ.get("LAUNCHER_REHEARSE") == "1" and os.environ.get("NODE_RANK", "0") != "0"
+        idle = os.environ.get("LAUNCHER_REHEARSE") == "1" and os.environ.get("NODE_RANK") not in (None, "", "0")
         self.chief = peers.rank == 0 and not idle  # whether this process logs and writes
         self._tests: list[dict[str, float]] = []
         self._curve: list[tuple[int, float]] = []

@@ -38,7 +38,7 @@ class Ranged(io.FileIO):
 
 
 class FarStorage:
-    """What :mod:`trainers.common.paths` uses of a file system; ``far://x`` is ``folder/x``."""
+    """What :mod:`trainers.common.files` uses of a file system; ``far://x`` is ``folder/x``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -105,7 +105,7 @@ class FarStorage:
 
     def cp_file(self, path: str, target: str) -> None:
         new = self.folder / self._strip_protocol(target)
-        new.parent.mkdir(exist_ok=True)
+        new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
 
     def put(self, source: str, target: str, recursive: bool) -> None:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from trainers.common import imagenet_data
 from trainers.common.arguments import Parser, add, classification
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAINERS = sorted(f"{path.parent.name}.{path.stem}" for path in ROOT.glob("trainers/[!c]*/[a-z]*.py"))
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -110,3 +117,33 @@ def test_job_dir_sets_the_default_folders() -> None:
 
 def test_the_default_learning_rate_depends_on_the_optimizer() -> None:
     assert (parse().lr, parse("--optimizer=adamw").lr, parse("--optimizer=adamw", "--lr=2").lr) == (0.03, 0.003, 2.0)
+
+
+def test_options_of_places_devices_and_reports_do_not_decide_what_a_run_learns() -> None:
+    imagenet_data.options(parser := Parser("toy", ""))
+    learning = set(classification(parser, [], sgd=0.03, adamw=0.003).learning)
+    assert {"lr", "epochs", "image_size", "scale_lr", "weight_decay", "ema", "precision", "seed"} <= learning
+    assert not learning & {"datadir", "job_dir", "output_dir", "num_workers", "num_cores", "batch_size", "num_steps",
+                           "log_steps", "resume", "keep_checkpoints"}  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_help_takes_little_cpu_time_and_imports_no_framework(trainer: str) -> None:
+    """CPU time, so that other work on the machine makes no difference; importing a framework takes several seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", f"trainers.{trainer}", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+    assert "--checkpoint-dir" in ended.stdout
+    imported = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
+    assert not imported & {"torch", "torch_xla", "tensorflow", "keras", "jax"}
+
+
+def test_the_trainers_are_found() -> None:
+    assert {"torch.mnist", "torch_xla.mnist", "tf.mnist", "jax.mnist"} <= set(TRAINERS)

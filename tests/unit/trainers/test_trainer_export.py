@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import trainers
-from trainers.common import paths
+from trainers.common import files
 
 import trainyard
 
@@ -17,7 +17,7 @@ def test_files_appear_when_all_are_complete_and_replace_the_old_ones(tmp_path: P
     (tmp_path / "model" / "old").write_text("old")
     (tmp_path / "weights").write_text("old")
     (tmp_path / "other").write_text("kept")
-    with paths.complete_files(str(tmp_path)) as fresh:
+    with files.complete_files(str(tmp_path)) as fresh:
         Path(fresh, "weights").write_text("new")
         Path(fresh, "model").mkdir()
         Path(fresh, "model", "graph").write_text("new")
@@ -28,7 +28,7 @@ def test_files_appear_when_all_are_complete_and_replace_the_old_ones(tmp_path: P
 
 def test_after_an_error_the_old_files_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("old")
-    with pytest.raises(OSError, match="full"), paths.complete_files(str(tmp_path)) as fresh:
+    with pytest.raises(OSError, match="full"), files.complete_files(str(tmp_path)) as fresh:
         Path(fresh, "weights").write_text("new")
         raise OSError("full")
     assert os.listdir(tmp_path) == ["weights"] and (tmp_path / "weights").read_text() == "old"
@@ -37,12 +37,12 @@ def test_after_an_error_the_old_files_are_unchanged(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        with paths.complete_files(str(tmp_path)) as fresh:
+        with files.complete_files(str(tmp_path)) as fresh:
             Path(fresh, "weights").write_text("half")
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len(os.listdir(tmp_path)) == 1 and "weights" not in os.listdir(tmp_path)
-    with paths.complete_files(str(tmp_path)) as fresh:
+    with files.complete_files(str(tmp_path)) as fresh:
         Path(fresh, "weights").write_text("whole")
     assert os.listdir(tmp_path) == ["weights"]
 
@@ -54,13 +54,13 @@ def test_an_export_that_is_killed_leaves_the_earlier_one(tmp_path: Path, monkeyp
     child = os.fork()
     if not child:
         monkeypatch.setattr(os, "replace", lambda *_: os._exit(9))
-        with paths.complete_files(str(tmp_path)) as fresh:
+        with files.complete_files(str(tmp_path)) as fresh:
             Path(fresh, "model").mkdir()
             Path(fresh, "model", "graph").write_text("new")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert [path.read_text() for path in tmp_path.glob(".earlier-*/graph")] == ["earlier"]
-    with pytest.raises(OSError, match="full"), paths.complete_files(str(tmp_path)):
+    with pytest.raises(OSError, match="full"), files.complete_files(str(tmp_path)):
         raise OSError("full")
     assert os.listdir(tmp_path) == ["model"] and (tmp_path / "model" / "graph").read_text() == "earlier"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from trainers.common import exits
+from trainers.common.files import UserError
+from trainers.common.job import end_idle_replica
 
 
 def task(kind: object) -> str:
@@ -28,8 +29,8 @@ def test_a_replica_that_does_not_train_says_so_in_one_line(
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(exits.UserError, match=f"^this replica is {said}.*") as raised:
-        exits.end_idle_replica()
+    with pytest.raises(UserError, match=f"^this replica is {said}.*") as raised:
+        end_idle_replica()
     assert raised.value.code == 0
     assert "\n" not in str(raised.value)
 
@@ -40,4 +41,4 @@ def test_a_replica_that_does_not_train_says_so_in_one_line(
 def test_other_replicas_train(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAUNCHER_ROLE", raising=False)
     monkeypatch.setenv("TF_CONFIG", config)
-    exits.end_idle_replica()
+    end_idle_replica()

@@ -7,15 +7,18 @@ import io
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from far_storage import FarStorage
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from trainers.common import flowers_data, images
-from trainers.common.exits import UserError
+from trainers.common import flowers_data, imagenet_data, images
+from trainers.common.arguments import Parser
+from trainers.common.files import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
 
@@ -227,3 +230,85 @@ def test_flowers_samples_depend_on_seed_and_epoch_only(made: dict[str, Path]) ->
     tests, whole = data.test_rows(5)
     assert tests.shape == (2, 5, 2) and (tests[..., 1] >= 0).sum() == 7
     assert (whole == [0, 1, 0, 1]).all()
+
+
+# --- fingerprints -----------------------------------------------------------------------------------------------
+
+
+def data_of(folder: Path, form: str) -> dict[str, str]:
+    """The fingerprints of the images in ``folder``; those of both trainers are the same."""
+    parsed = []
+    for data in (flowers_data, imagenet_data):
+        data.options(parser := Parser("toy", ""))
+        parsed.append(parser.parse([f"--datadir={folder}", "--image-size=16", "--num-workers=1"]))
+    decoded, streamed = flowers_data.Data(parsed[0]), imagenet_data.Data(parsed[1], lambda rows: rows)
+    assert decoded.fingerprints == streamed.fingerprints
+    return decoded.fingerprints
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_data_that_were_moved_are_the_same(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn.write(tmp_path / "here", form, train=30, test=5)
+    first = data_of(tmp_path / "here", form)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    for path in (tmp_path / "there").rglob("*"):
+        os.utime(path, (1, 1))
+    listed, scanned = os.listdir, os.scandir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed(folder)[::-1])
+
+    class Reversed:
+        def __init__(self, folder: str) -> None:
+            with scanned(folder) as entries:
+                self.entries = list(entries)[::-1]
+
+        def __enter__(self) -> list[os.DirEntry[str]]:
+            return self.entries
+
+        def __exit__(self, *error: object) -> None: ...
+
+    monkeypatch.setattr(os, "scandir", Reversed)
+    assert data_of(tmp_path / "there", form) == first
+
+
+def test_data_at_far_storage_are_the_same(tmp_path: Path, mount: Callable[[Path], FarStorage]) -> None:
+    drawn.write(tmp_path / "d", "folder", train=30, test=5)
+    near = images.fingerprints(*images.find_both(argparse.Namespace(datadir=str(tmp_path / "d"))))
+    mount(tmp_path)
+    assert images.fingerprints(*images.find_both(argparse.Namespace(datadir="far://d"))) == near
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_images_with_other_contents_or_labels_are_other_data(split: str, tmp_path: Path) -> None:
+    drawn.write(tmp_path, "folder", train=30, test=5)
+    first = data_of(tmp_path, "folder")
+    rose, tulip = (sorted((tmp_path / split / name).iterdir())[0] for name in ("rose", "tulip"))
+    content = rose.read_bytes()
+    rose.write_bytes(tulip.read_bytes())
+    tulip.write_bytes(content)
+    name = {"train": "training", "test": "test"}[split]
+    second = data_of(tmp_path, "folder")
+    differing = [what for what in first if first[what] != second[what]]
+    assert differing == [f"contents or labels of {name} images"]
+    shutil.move(tmp_path / "train" / "rose", tmp_path / "train" / "rosa")
+    if split == "train":
+        shutil.move(tmp_path / "test" / "rose", tmp_path / "test" / "rosa")
+        assert data_of(tmp_path, "folder")["training images"] != first["training images"], "another name of a class"
+
+
+def test_shards_with_other_labels_are_other_data(tmp_path: Path) -> None:
+    pictures = drawn.pictures(20, 0)
+    for name, shift in (("a", 0), ("b", 1)):
+        relabelled = [((number + shift) % 5, image) for number, image in pictures]
+        drawn.write_tar(tmp_path / name / "train-00000.tar", relabelled)
+        drawn.write_tar(tmp_path / name / "test-00000.tar", pictures)
+    first, second = (data_of(tmp_path / name, "tar") for name in ("a", "b"))
+    assert [what for what in first if first[what] != second[what]] == [
+        "training images", "contents or labels of training images"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ["128,four", "7", "", "128,"])
+def test_sizes_that_are_none_are_an_error(words: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a list of sizes"):
+        imagenet_data.sizes(words)
+    assert imagenet_data.sizes("128,160") == [128, 160]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,11 +64,12 @@ class Toy:
 def train(
     *words: str, loss: float = 1.0, about: dict[str, Any] | None = None, at: Callable[[int, Job], object] | None = None,
     accuracy: Callable[[int], float] = lambda step: 50.0 + step, save: Callable[[Toy, str], Any] = Toy.save,
+    test_loss: Callable[[int], float] = lambda step: 0.5, toy: Toy | None = None,
 ) -> tuple[int, list[int], list[float]]:  # fmt: skip
     """Train 21 steps, each of which adds its number to the model, and test after each seventh; returns the exit status,
     the steps that were trained, and the values of exported models. ``at`` is called in each step."""
     args = classification(Parser("toy", ""), words, sgd=0.03, adamw=0.003)
-    toy, trained, exported = Toy(), [], []
+    toy, trained, exported = toy or Toy(), [], []
 
     def export(folder: str) -> list[str]:
         exported.append(toy.value)
@@ -77,7 +82,7 @@ def train(
     with Job("toy", args, toy, about, total=21, every=7, count=10) as job:
         step = job.resume(toy.load)
         if job.due("test", step):
-            job.log(step, accuracy=accuracy(step), test_loss=0.5)
+            job.log(step, accuracy=accuracy(step), test_loss=test_loss(step))
         while not job.stop(step):
             if at:
                 at(step, job)
@@ -87,7 +92,7 @@ def train(
             if job.due("log", step):
                 job.log(step, loss=loss, lr=0.1)
             if job.due("test", step):
-                job.log(step, **({} if job.stop() else {"accuracy": accuracy(step), "test_loss": 0.5}))
+                job.log(step, **({} if job.stop() else {"accuracy": accuracy(step), "test_loss": test_loss(step)}))
             if job.due("save", step):
                 job.save(step, write)
         return job.finish(step, write, export), trained, exported
@@ -133,9 +138,37 @@ def test_a_run_saves_as_often_as_it_is_told_and_keeps_the_newest(tmp_path: Path)
     assert kept(tmp_path) == [7, 14, 21], "with each test"
     train(*words, "--no-resume", "--checkpoint-steps=8")
     assert kept(tmp_path) == [8, 16, 21], "and after the last step"
-    assert len(list(tmp_path.glob("old-*/step-*"))) == 3, "moved away"
     train(f"--checkpoint-dir={tmp_path / 'two'}", "--keep-checkpoints=1")
     assert kept(tmp_path / "two") == [21]
+
+
+def test_a_run_that_does_not_resume_keeps_the_checkpoints_of_earlier_ones(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "run"
+    here.mkdir(exist_ok=True)
+    (here / "trainyard-0123.index").touch()
+    for stop in (3, 4, 5):
+        train(f"--checkpoint-dir={place}", "--no-resume", f"--num-steps={stop}")
+        out = capsys.readouterr().out
+        assert f"step {stop} is saved, run again without --no-resume to resume" in out
+        names = {path.name for path in here.glob("old-*")}
+        assert all(re.fullmatch(r"old-\d{8}T\d{6}Z(-2)?", name) for name in names) and len(names) == stop - 3
+        assert not names or f"note: the checkpoints of an earlier run are in {place}/old-" in out
+    assert sorted(path.parent.name[-1] for path in here.glob("old-*/step-*/run.json")) == ["3", "4"]
+    assert kept(here) == [5] and (here / "trainyard-0123.index").exists()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_was_just_written_is_kept_behind_later_checkpoints_that_cannot_be_used(keep: int, tmp_path: Path) -> None:
+    words = (f"--checkpoint-dir={tmp_path}", f"--keep-checkpoints={keep}")
+    train(*words, "--num-steps=3")
+    for step in (30, 44):
+        (tmp_path / f"step-{step:09d}").mkdir()
+        (tmp_path / f"step-{step:09d}/run.json").write_text("{")
+    for step in (4, 5):
+        assert train(*words, f"--num-steps={step}")[1] == [step - 1]
+    assert kept(tmp_path) == [*range(6 - keep, 6), 30, 44]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
@@ -184,9 +217,43 @@ def test_what_is_not_finite_ends_a_run_unsaved(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(Diverged, match="the weight w is not finite by step 4"):
         train(*words, at=poison)
     assert summary_of(capsys)["exit_code"] == 22 and kept(tmp_path) == [1, 2, 3]
-    with pytest.raises(Diverged, match="the loss is not finite by step 4"):
+    with pytest.raises(
+        Diverged, match=rf"is not finite by step 4: lower .* fails after step 3, move its .* {tmp_path}$"
+    ):
         train(*words, loss=math.inf)
     assert kept(tmp_path) == [1, 2, 3]
+    other = Toy()
+    other.others = 1.0
+    with pytest.raises(Diverged, match="a weight of another process is not finite by step 7"):
+        train(words[0], toy=other)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_test_whose_loss_is_not_finite_does_not_count_and_the_last_one_ends_the_run(
+    loss: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after few steps, when the averages of batch norm are those of the weights at the start."""
+    first, last = ({7: loss}, {21: loss})
+    assert train(accuracy=lambda step: 90.0 - step, test_loss=lambda step: first.get(step, 0.5))[0] == 0
+    out = capsys.readouterr().out
+    assert "which does not count" in out and json.loads(out.splitlines()[-1])["max_accuracy"] == 90 - 14
+    words = (f"--checkpoint-dir={tmp_path}",)
+    with pytest.raises(Diverged, match="the test loss is not finite by step 21"):
+        train(*words, test_loss=lambda step: last.get(step, 0.5))
+    assert kept(tmp_path) == [7, 14]
+    assert train(*words, "--keep-best", test_loss=lambda step: last.get(step, 0.5))[0] == 0, "that one is exported"
+    with pytest.raises(Diverged):
+        train(*words, "--eval-only", test_loss=lambda step: loss)
+
+
+def test_an_error_of_the_user_ends_the_log_with_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(step: int, job: Job) -> None:
+        raise UserError("no data", 2)
+
+    with pytest.raises(UserError):
+        train(at=fail)
+    summary = summary_of(capsys)
+    assert (summary["status"], summary["exit_code"], summary["error"]) == ("failed", 2, "no data")
 
 
 def test_a_checkpoint_that_cannot_be_used_is_named_and_the_one_before_is_used(
@@ -249,6 +316,10 @@ def test_another_run_is_refused_and_changes_are_said(tmp_path: Path, capsys: pyt
         train(*words, about=data | {"global_batch": 20})
     with pytest.raises(UserError, match=r"are of other data \(other labels\): use the same data"):
         train(*words, about=data | {"data": {"labels": "b"}})
+    folder = tmp_path / "unnamed"
+    train(f"--checkpoint-dir={folder}", "--num-steps=3")
+    with pytest.raises(UserError, match="are of data that they do not name: use the same data"):
+        train(f"--checkpoint-dir={folder}", about=data)
     train(*words, "--accept-other-data", "--lr=0.1", "--num-steps=4", about=data | {"data": {"labels": "b"}})
     assert "Resuming with other data (other labels); --lr 0.1, was 0.03" in capsys.readouterr().out
 
@@ -289,6 +360,7 @@ def test_metrics_of_a_resumed_run_follow_those_of_the_first(place: str, tmp_path
     assert steps == [("test", 7), ("checkpoint", 7), ("summary", 7), ("test", 14), ("checkpoint", 14), ("test", 21),
                      ("checkpoint", 21), ("summary", 21)]  # fmt: skip
     report = json.loads((tmp_path / "run/out/report.json").read_text())
+    assert report["loss"] == [[1, 1.0], [8, 1.0], [20, 1.0]], "each --log-steps, and the first one of a process"
     assert report["accuracy"] == [[7, 57.0], [14, 64.0], [21, 71.0]] and report["summary"]["status"] == "completed"
 
 
@@ -298,3 +370,93 @@ def test_processes_with_different_data_end_in_all_of_them(monkeypatch: pytest.Mo
         UserError, match=r"see different data: rank 0 has {'train_images': 7}, rank 1 {'train_images': 9"
     ):
         train(about={"train_images": 7})
+
+
+@pytest.mark.parametrize(
+    ("rehearse", "node", "rank", "chief"),
+    [("1", "2", 0, False), ("1", "0", 0, True), ("1", "", 0, True), ("", "2", 0, True), ("0", "2", 0, True),
+     ("", "", 1, False)],
+)  # fmt: skip
+def test_only_the_chief_and_the_first_host_of_a_rehearsal_log_and_write(
+    rehearse: str, node: str, rank: int, chief: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LAUNCHER_REHEARSE", rehearse)
+    monkeypatch.setenv("NODE_RANK", node)
+    toy = Toy()
+    toy.rank = rank
+    train(f"--output-dir={tmp_path}", toy=toy)
+    written = (capsys.readouterr().out != "", sorted(os.listdir(tmp_path)))
+    assert written == (chief, ["metrics.jsonl", "report.json"] if chief else [])
+
+
+@pytest.mark.parametrize(("more", "first"), [([], 2), (["--num-steps=12"], 2), (["resumed"], 12)])
+def test_steps_are_traced_after_the_first_two(
+    more: list[str], first: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, traced, steps = (f"--checkpoint-dir={tmp_path}", f"--output-dir={tmp_path}"), [], [0]
+    if more == ["resumed"]:
+        train(*words, "--num-steps=10")
+        more = []
+
+    def profile(folder: str) -> Callable[[], None]:
+        traced.append(steps[-1])
+        return lambda: traced.append(steps[-1])
+
+    toy = Toy()
+    toy.profile = profile  # type: ignore[method-assign]
+    train(*words, "--profile=3", *more, toy=toy, at=lambda step, job: steps.append(step + 1))
+    assert traced == [first, first + 3] and f"Trace written to {tmp_path}" in capsys.readouterr().out
+
+
+def test_testing_and_saving_do_not_count_as_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def slow(toy: Toy, folder: str) -> None:
+        time.sleep(0.2)
+        toy.save(folder)
+
+    train(f"--checkpoint-dir={tmp_path}", save=slow, test_loss=lambda step: time.sleep(0.2) or 0.5)
+    summary = summary_of(capsys)
+    assert summary["wall_seconds"] >= 1.2 and summary["train_seconds"] < 0.6
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, float, int]]:
+    """What the package hypertune, which the images have, is told."""
+    told: list[tuple[str | None, float, int]] = []
+
+    class HyperTune:
+        def report_hyperparameter_tuning_metric(self, tag: str | None, value: float, step: int) -> None:
+            told.append((tag, value, step))
+
+    monkeypatch.setitem(sys.modules, "hypertune", SimpleNamespace(HyperTune=HyperTune))
+    for name in ("CLOUD_ML_TRIAL_ID", "CLOUD_ML_HP_METRIC_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return told
+
+
+def test_tests_are_reported_in_a_trial_only(
+    reports: list[tuple[str | None, float, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    train()
+    assert not reports
+    train("--hypertune-tag=score")
+    assert reports == [("score", 0.57, 7), ("score", 0.64, 14), ("score", 0.71, 21)]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLOUD_ML_HP_METRIC_FILE", "bare-name")
+    reports.clear()
+    train(test_loss={7: math.inf, 14: 0.5, 21: 0.5}.__getitem__)
+    assert reports == [(None, 0.64, 14), (None, 0.71, 21)], "the other one does not count"
+    assert os.environ["CLOUD_ML_HP_METRIC_FILE"] == str(tmp_path / "bare-name"), "the package needs a folder"
+
+
+def test_a_resumed_trial_reports_the_tests_before_it_again(
+    reports: list[tuple[str | None, float, int]], tmp_path: Path
+) -> None:
+    """The tuning service reads a file that is new in each container."""
+    words = (f"--checkpoint-dir={tmp_path}", "--hypertune-tag=score")
+    train(*words, "--num-steps=16")
+    assert [step for _, _, step in reports] == [7, 14]
+    for more in ([], ["--eval-only"]):
+        reports.clear()
+        train(*words, *more)
+        assert [step for _, _, step in reports] == [7, 14, 21]

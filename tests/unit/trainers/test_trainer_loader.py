@@ -13,8 +13,9 @@ import pytest
 from far_storage import FarStorage
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers.common import exits, flags, imagenet_data, images, order
-from trainers.common.exits import UserError
+from trainers.common import imagenet_data, images, order
+from trainers.common.arguments import Parser
+from trainers.common.files import FAILED, USAGE, UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
 from trainyard.sandbox.fakes.storage import Storage
@@ -94,7 +95,7 @@ def test_a_class_that_only_the_validation_set_has_is_a_usage_error(tmp_path: Pat
     drawn.write_folder(tmp_path / "val", drawn.pictures(10, 1))
     with pytest.raises(UserError, match=r"val: has the class rose, which the training images lack") as raised:
         images.find(str(tmp_path), "test")
-    assert raised.value.code == exits.USAGE and "\n" not in str(raised.value)
+    assert raised.value.code == USAGE and "\n" not in str(raised.value)
 
 
 # --- reading and decoding ---------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def test_too_many_damaged_images_end_the_run_with_one_line(tmp_path: Path) -> No
         UserError, match=r"is no readable image .* \(3 damaged images; 1 in 1000, at least 1, is skipped\)"
     ) as raised:
         list(loader.batches([np.arange(10)], 32, middle))
-    assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
+    assert "\n" not in str(raised.value) and raised.value.code == FAILED
 
 
 def test_one_damaged_image_of_a_small_set_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +223,8 @@ def test_a_test_image_that_is_damaged_counts_as_a_wrong_answer(tmp_path: Path) -
     (tmp_path / "val-0.tar").rename(tmp_path / "x")
     (tmp_path / "train-0.tar").rename(tmp_path / "val-0.tar")
     (tmp_path / "x").rename(tmp_path / "train-0.tar")
-    args = flags.parse("toy", "", imagenet_data.FLAGS, ["--datadir", str(tmp_path), "--image-size=32"])
+    imagenet_data.options(parser := Parser("toy", ""))
+    args = parser.parse(["--datadir", str(tmp_path), "--image-size=32"])
     data = imagenet_data.Data(args, lambda rows: rows)
     labels = np.concatenate([labels for _, labels in data.test(64)])
     assert data.test_count == 1000 and (labels >= 0).sum() == 999 and labels[1] == -1
@@ -240,7 +242,7 @@ def test_storage_that_fails_in_the_middle_of_an_epoch_is_one_line(error: Excepti
     far.failures = [error] * 1000
     with pytest.raises(UserError, match=r"far://d/train-00000\.tar: cannot be reached: (Forbidden|error)") as raised:
         list(batches)
-    assert "\n" not in str(raised.value) and raised.value.code == exits.FAILED
+    assert "\n" not in str(raised.value) and raised.value.code == FAILED
 
 
 def test_an_object_that_disappears_is_one_line(far: FarStorage) -> None:
@@ -276,7 +278,7 @@ def test_a_loader_that_is_closed_early_stops_reading(far: FarStorage) -> None:
 def test_both_splits_come_from_one_call() -> None:
     with pytest.raises(UserError, match="no data: give --datadir") as raised:
         images.find_both(argparse.Namespace(datadir=""))
-    assert raised.value.code == exits.USAGE
+    assert raised.value.code == USAGE
 
 
 def test_the_fake_storage_waits_before_each_answer(tmp_path: Path) -> None:

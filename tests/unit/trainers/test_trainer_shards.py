@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 import pytest
 from far_storage import FarStorage
 from trainers.common import images, order, shards, storage
-from trainers.common.exits import UserError
+from trainers.common.files import UserError
 
 from trainyard.sandbox.datasets import flowers as drawn
 
