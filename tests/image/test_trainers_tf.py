@@ -439,7 +439,8 @@ def test_data_checkpoints_exports_and_logs_can_be_on_cloud_storage(
         here.run("sh", "-c", "cd /buckets/bucket; find . -type f | sed 's/[0-9.]*[.][0-9a-f]*[.][0-9.]*$//'").lines
     )
     assert {"./job/model/model.keras", "./job/model/saved_model/saved_model.pb", "./job/logs/events.out.tfevents",
-            "./job/checkpoints/step-000000066/state.index", "./out/report.json", "./out/metrics.jsonl"} <= files  # fmt: skip
+            "./job/checkpoints/step-000000066/state.index", "./out/report.json",
+            "./out/metrics.jsonl"} <= files  # fmt: skip
     fresh = here.trainer("tf.mnist", *words, "--no-resume", "--num-steps=1", **cloud)
     moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d step-* old-*/*").output.split()
     assert fresh.learned()["global_step"] == 1 and moved[-1] == "step-000000001", fresh.output

@@ -187,7 +187,7 @@ network = mnist.network
 def slow(args):
     model = network(args)
     return keras.Sequential([*model.layers, Wait(dtype="float32")])
-args = flags.parse("mnist", "", (*flags.TF, *mnist.FLAGS), sys.argv[1:])
+args = flags.parse("mnist", "", (*flags.TF, *mnist_data.FLAGS), sys.argv[1:])
 _strategy.main(lambda args: mnist.main(args, slow), args, "mnist")
 """
 

@@ -16,7 +16,7 @@ from trainers.common.files import USAGE, UserError
 from trainers.common.language import Config
 from trainers.jax._peers import Peers
 
-# Layers that are not unrolled compile in a time that does not grow with their number; unrolled ones are slightly faster.
+# Layers that are not unrolled compile in a time that does not grow with their number; unrolled ones are faster.
 UNROLLED = 8
 INNER_FIRST = ("self_attn.o_proj", "mlp.down_proj", "embed_tokens")  # matrices whose first dimension is the inner one
 
@@ -115,7 +115,8 @@ def make_optimizer(args: argparse.Namespace, schedule: optax.Schedule) -> optax.
         return optax.chain(clip, adamw)
     each = optax.contrib.MuonDimensionNumbers(1, 2)  # the first dimension is that of the layers
     muon = optax.contrib.muon(schedule, weight_decay=args.weight_decay, consistent_rms=0.2,
-                              muon_weight_dimension_numbers=lambda some: jax.tree.map(lambda _: each, some))  # fmt: skip
+                              muon_weight_dimension_numbers=lambda some: jax.tree.map(lambda _: each, some)
+                              )  # fmt: skip
     parts = optax.partition({"muon": muon, "adamw": adamw}, lambda some: jax.tree.map_with_path(label, some))
     return optax.chain(clip, parts)
 

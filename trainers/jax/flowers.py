@@ -176,8 +176,8 @@ def main(args: argparse.Namespace) -> int:
     about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
              "train_images": len(data.labels), "data": data.fingerprints}  # fmt: skip
     with Job("jax.flowers", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
-        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak of"
-                f" the learning rate {peak:g}")  # fmt: skip
+        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak"
+                f" of the learning rate {peak:g}")  # fmt: skip
         job.more |= {"replicas": peers.replicas, "classes": data.classes}
         step = job.resume(functools.partial(load, *own))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test

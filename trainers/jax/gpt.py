@@ -55,7 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def schedule_of(args: argparse.Namespace) -> optax.Schedule:
-    """Return the learning rate by the number of steps done: a warm-up, then a cosine to a tenth, or a line at the end."""
+    """Return the learning rate by the number of steps: a warm-up, then a cosine to a tenth, or a line at the end."""
     import optax
 
     peak, warmup, total = args.lr, args.warmup_steps, args.max_steps
@@ -123,7 +123,7 @@ def loss_sum(logits: Callable[..., jax.Array], weights: Any, windows: jax.Array)
 def train_step(
     logits: Callable[..., jax.Array], optimizer: optax.GradientTransformation, state: State, windows: jax.Array
 ) -> tuple[State, jax.Array, jax.Array]:
-    """Return the new state, the loss of the global batch ``windows[parts, batch, time + 1]``, and the gradients' norm."""
+    """Return the new state, the loss of ``windows[parts, batch, time + 1]``, and the norm of the gradients."""
     import jax
     import jax.numpy as jnp
     import optax

@@ -62,7 +62,7 @@ def normalized(pixels: jax.Array) -> jax.Array:
 
 
 def shifted(images: jax.Array, rows: jax.Array) -> jax.Array:
-    """Return the crops ``uint8[n, 28, 28]`` of images with a border that ``rows`` list: image, row and column offset."""
+    """Return crops ``uint8[n, 28, 28]`` of images with a border that ``rows`` list: image, row and column offset."""
     side = np.arange(mnist.SIDE)
     down, across = rows[:, 1, None] + side, rows[:, 2, None] + side
     return images[rows[:, 0, None, None], down[:, :, None], across[:, None, :]]
@@ -189,7 +189,7 @@ def export(
 
 
 def main(args: argparse.Namespace, network: Callable[..., nnx.Module] = network, name: str = "mnist") -> int:
-    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args, dtype)`` makes the model."""
+    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args, dtype)`` is the model."""
     from flax import nnx
 
     from trainers.jax._peers import Peers
@@ -231,8 +231,8 @@ def main(args: argparse.Namespace, network: Callable[..., nnx.Module] = network,
     about = {"model": getattr(args, "model", name), "optimizer": args.optimizer, "global_batch": global_batch,
              "train_images": len(labels), "data": data}  # fmt: skip
     with Job(f"jax.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
-        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak of"
-                f" the learning rate {peak:g}")  # fmt: skip
+        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak"
+                f" of the learning rate {peak:g}")  # fmt: skip
         job.more["replicas"] = peers.replicas
         step = job.resume(functools.partial(load, *own))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test

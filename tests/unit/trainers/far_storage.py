@@ -101,7 +101,11 @@ class FarStorage:
         return io.BufferedReader(Ranged(self, path), block_size if cache_type == "readahead" else 1 << 10)
 
     def rm(self, path: str) -> None:
-        (self.folder / self._strip_protocol(path)).unlink()
+        place = self.folder / self._strip_protocol(path)
+        place.unlink()
+        for parent in place.relative_to(self.folder).parents[:-2]:  # there are no folders, but the bucket stays
+            if not any((self.folder / parent).iterdir()):
+                (self.folder / parent).rmdir()
 
     def cp_file(self, path: str, target: str) -> None:
         new = self.folder / self._strip_protocol(target)
