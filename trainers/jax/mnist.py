@@ -62,7 +62,7 @@ def normalized(pixels: jax.Array) -> jax.Array:
 
 
 def shifted(images: jax.Array, rows: jax.Array) -> jax.Array:
-    """Return crops ``uint8[n, 28, 28]`` of images with a border that ``rows`` list: image, row and column offset."""
+    """Return crops ``uint8[n, 28, 28]`` of images with a border, as ``rows`` list: image, row and column offset."""
     side = np.arange(mnist.SIDE)
     down, across = rows[:, 1, None] + side, rows[:, 2, None] + side
     return images[rows[:, 0, None, None], down[:, :, None], across[:, None, :]]

@@ -10,7 +10,7 @@ from trainers.common import job
 
 TRAINERS = Path(job.__file__).parents[1]
 FILES = [path for path in TRAINERS.glob("*/[a-z]*.py") if path.parent.name != "common"]
-MAINS = sorted(str(path.relative_to(TRAINERS)) for path in FILES if "Job(" in path.read_text())
+CONVERTED = sorted(str(path.relative_to(TRAINERS)) for path in FILES if "Job(" in path.read_text())
 
 
 def closure(path: Path) -> set[Path]:
@@ -27,7 +27,7 @@ def closure(path: Path) -> set[Path]:
     return found
 
 
-@pytest.mark.parametrize("trainer", [name for name in MAINS if not name.startswith("tf/")])
+@pytest.mark.parametrize("trainer", [name for name in CONVERTED if not name.startswith("tf/")])
 def test_the_loop_shows_where_it_tests_and_saves_in_at_most_25_lines(trainer: str) -> None:
     tree = ast.parse((TRAINERS / trainer).read_text())
     main = next(part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == "main")
