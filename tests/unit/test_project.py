@@ -241,7 +241,7 @@ def test_suites_by_package_have_each_file_once(monkeypatch: pytest.MonkeyPatch) 
     assert sum(map(len, found.values())) == len(all_files())
     assert "tests/unit/launcher/tpu_node/test_xrt.py" in found["launcher"]
     assert {"tests/unit/test_job.py", "tests/image/test_rehearse.py", "tests/cloud/test_pod.py"} <= found["jobs"]
-    assert {"tests/image/test_trainers_tf.py", "tests/unit/trainers/test_trainer_flags.py"} <= found["trainers"]
+    assert {"tests/image/test_trainers_tf.py", "tests/unit/trainers/test_trainer_arguments.py"} <= found["trainers"]
     assert {"tests/image/test_build.py", "tests/unit/test_locks.py"} <= found["builder"]
     for suite, patterns in suites.PACKAGES.items():
         for pattern in patterns:

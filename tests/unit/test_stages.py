@@ -299,7 +299,7 @@ def test_the_layers_are_a_table_with_verbose(building: FakeEngine, trainyard: Ru
     assert "largest packages" not in trainyard("verify", "tf-cpu")[2]
 
 
-INPUTS = {"Dockerfile": "1", "pylock.toml": "1", "code.tar": "1", "trainers/common/run.py": "1"}
+INPUTS = {"Dockerfile": "1", "pylock.toml": "1", "code.tar": "1", "trainers/common/job.py": "1"}
 VERSIONS = {"numpy": "2.4.5", "einops": "0.8.2", "six": "1.17.0"}
 
 
