@@ -6,6 +6,7 @@ All in one xla image, on the CPU.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -320,6 +321,31 @@ def test_xla_writes_a_trace_for_tensorboard(here: Box) -> None:
     run = ("--fake-data", "--fake-images=640", "--epochs=1", "--batch-size=32", "--profile=3", "--output-dir=/tmp/xla")
     here.trainer("torch_xla.mnist", *run).learned()
     assert ".xplane.pb" in here.run("find", "/tmp/xla", "-name", "*.xplane.pb", "-size", "+1k").output
+
+
+def test_xlas_log_lines_are_those_of_pytorch_xla(here: Box) -> None:
+    """With its smoothed Rate, per device; the expression is that of
+    https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py"""
+    said = here.python("""
+import os, time
+from types import SimpleNamespace
+from trainers.torch_xla._spmd import XlaJob
+job = XlaJob.__new__(XlaJob)
+job.peers, job.every, job.count, job._first = SimpleNamespace(label="xla:0/14", replicas=2), 7, 200, 0
+job._began = time.monotonic() - 1000
+for step, rate in ((1, 200.0), (2, 600.0)):
+    print(job.line("train", step, {"loss": 6.875, "images_per_second": rate}))
+os.environ["RATE_TRACKER_SMOOTHING"] = "0.9"
+print(job.line("train", 8, {"loss": 6.875, "images_per_second": 2200.0}))
+print(job.line("test", 7, {"accuracy": 98.528}))
+""").lines[-5:]
+    analyzer = r"^\| Training (Device=.+) (Epoch=.+) (Step=.+) (Loss=.+) (Rate=.+) (GlobalRate=.+) (Time=.+)"
+    found = [match.groups()[:6] for line in said if (match := re.match(analyzer, line))]
+    assert found == [
+        ("Device=xla:0/14", f"Epoch={epoch}", f"Step={step}", "Loss=6.87500", f"Rate={rate}", f"GlobalRate={whole}")
+        for epoch, step, rate, whole in ((1, 0, "100.00", "0.10"), (1, 1, "220.00", "0.20"), (2, 0, "308.00", "0.80"))
+    ]  # 0.6 * 300 + 0.4 * 100, then 0.1 * 1100 + 0.9 * 220
+    assert said[3].startswith("| Test Device=xla:0/14 Step=0 Epoch=1 Accuracy=98.53 Time=")
 
 
 def test_fast_decoding_differs_from_pillows_by_rounding_only(here: Box) -> None:
