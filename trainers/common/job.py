@@ -386,8 +386,10 @@ class Job:
             self.say(f"Ended after step {step} ({status}); "
                      + (saved if self._saved else "nothing is saved without --checkpoint-dir"))  # fmt: skip
         elif args.keep_best and best and best != step and not args.eval_only:
+            known = self._tests, self._curve
             if reason := self._take(best):
                 raise UserError(f"{self._path(best)} cannot be used ({reason})")
+            self._tests, self._curve = known
             self.say(f"Best checkpoint: step {best}")
         if status != "preempted":  # not in the seconds that a platform leaves
             self.more["weights_sha256"] = self.peers.digest(self.model)

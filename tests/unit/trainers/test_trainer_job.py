@@ -193,11 +193,15 @@ def test_a_signal_during_a_test_gives_it_up_and_the_next_run_makes_it(
     assert summary_of(capsys)["accuracy"] == 71
 
 
-def test_the_best_checkpoint_outlives_the_newest_and_is_exported(tmp_path: Path) -> None:
+def test_the_best_checkpoint_outlives_the_newest_and_is_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=1", "--keep-best", f"--export-dir={tmp_path}")
     falls = {7: 50.0, 14: 90.0, 21: 70.0}
     assert train(*words, accuracy=falls.__getitem__)[2] == [sum(range(14))]
     assert kept(tmp_path) == [14, 21]
+    summary = summary_of(capsys)
+    assert (summary["accuracy"], summary["max_accuracy"], summary["global_step"]) == (70, 90, 21)
     for more, value in ((["--keep-best"], sum(range(14))), ([], 210)):
         assert train(words[0], words[-1], "--eval-only", *more, accuracy=lambda step: 1.0)[1:] == ([], [value])
 
