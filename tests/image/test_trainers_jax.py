@@ -133,12 +133,15 @@ def arrays(folder):
 """
 #: The largest difference between the momenta of two checkpoints after one step, which are the gradients, relative to
 #: the largest of each variable.
-COMPARE = ARRAYS + """
+COMPARE = (
+    ARRAYS
+    + """
 one, other = (arrays(f"{folder}/step-000000001") for folder in sys.argv[1:])
 names = [name for name in one if "trace" in name]
 assert len(names) == 8 and one.keys() == other.keys(), sorted(one)
 print(json.dumps(max(float(abs(one[name] - other[name]).max() / abs(one[name]).max()) for name in names)))
 """
+)
 
 
 def test_eight_devices_and_two_processes_equal_one(here: Box, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -88,10 +89,15 @@ class Peers:
         for part in parts:
             nnx.update(part, jax.tree.map(self.put, nnx.state(part)))
 
-    def attention(self, head_dim: int) -> str | None:
-        """Return the fastest implementation of attention for :func:`jax.nn.dot_product_attention`: None, its own."""
-        nvidia = self.kind == "gpu" and self.dtype == jnp.bfloat16 and "cuda" in jax.devices()[0].client.platform_version
-        return "cudnn" if nvidia and head_dim % 8 == 0 and head_dim <= 128 else None
+    def attention(self, heads: int, head_dim: int) -> str | None:
+        """Return an implementation of attention for :func:`jax.nn.dot_product_attention`: cuDNN's where it can be."""
+        x = jax.ShapeDtypeStruct((1, 128, heads, head_dim), self.dtype)
+        attend = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+        try:
+            jax.jit(attend).lower(x, x, x)
+            return "cudnn"
+        except (RuntimeError, ValueError, NotImplementedError):  # no cuDNN, or not for this GPU, precision or width
+            return None
 
     def maximum(self, values: list[float]) -> list[float]:
         numbers = np.asarray(values, np.float32)

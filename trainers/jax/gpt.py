@@ -55,7 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def schedule_of(args: argparse.Namespace) -> optax.Schedule:
-    """Return the learning rate by the number of steps done: a warm-up, then a cosine to a tenth, or a line at the end."""
+    """Return the learning rate by the number of steps: a warm-up, then a cosine to a tenth, or a line at the end."""
     import optax
 
     peak, warmup, total = args.lr, args.warmup_steps, args.max_steps
@@ -123,7 +123,7 @@ def loss_sum(logits: Callable[..., jax.Array], weights: Any, windows: jax.Array)
 def train_step(
     logits: Callable[..., jax.Array], optimizer: optax.GradientTransformation, state: State, windows: jax.Array
 ) -> tuple[State, jax.Array, jax.Array]:
-    """Return the new state, the loss of the global batch ``windows[parts, batch, time + 1]``, and the gradients' norm."""
+    """Return the new state, the loss of ``windows[parts, batch, time + 1]``, and the norm of the gradients."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -175,7 +175,7 @@ def sample(
 
 def save(state: State, checkpointer: Any, pool: ThreadPoolExecutor, folder: str) -> Future[None]:
     """Copy this process's part of a checkpoint, which is written while the training goes on, also to gs://."""
-    checkpointer.save(files.join(folder, "state"), state)
+    checkpointer.save(files.join(folder, "state"), state, force=True)  # also over a damaged one
     return pool.submit(checkpointer.wait_until_finished)
 
 
@@ -241,7 +241,8 @@ def main(args: argparse.Namespace) -> int:
     schedule = schedule_of(args)
     optimizer = _llama.make_optimizer(args, schedule)
     state = initial_state(args, config, optimizer, peers)
-    logits = partial(_llama.logits, config=config, dtype=peers.dtype, attention=peers.attention(config.head_dim),
+    attention = peers.attention(config.num_attention_heads, config.head_dim)
+    logits = partial(_llama.logits, config=config, dtype=peers.dtype, attention=attention,
                      recompute=args.activation_checkpointing)  # fmt: skip
     spread, one = jax.tree.map(lambda array: array.sharding, state), peers.spread()
     step_of = jax.jit(partial(train_step, logits, optimizer), donate_argnums=0, out_shardings=(spread, one, one))

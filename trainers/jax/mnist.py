@@ -62,7 +62,7 @@ def normalized(pixels: jax.Array) -> jax.Array:
 
 
 def shifted(images: jax.Array, rows: jax.Array) -> jax.Array:
-    """Return the crops ``uint8[n, 28, 28]`` of images with a border that ``rows`` list: image, row and column offset."""
+    """Return crops ``uint8[n, 28, 28]`` of images with a border, as ``rows`` list: image, row and column offset."""
     side = np.arange(mnist.SIDE)
     down, across = rows[:, 1, None] + side, rows[:, 2, None] + side
     return images[rows[:, 0, None, None], down[:, :, None], across[:, None, :]]
@@ -91,9 +91,7 @@ def warmup_cosine(peak: float, total: int) -> optax.Schedule:
     return lambda step: schedule(step + 0.5)  # in the middle of a step: none has the rate 0
 
 
-def train_step(
-    model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, rows: jax.Array, seed: int
-) -> jax.Array:
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, images: jax.Array, rows: jax.Array, seed: int) -> jax.Array:
     """Train on the images and labels that ``rows`` list; returns the loss."""
     import jax
     import optax
@@ -133,7 +131,8 @@ def save(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
     from flax import nnx
 
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(files.join(folder, "state"), nnx.to_pure_dict(nnx.state((model, optimizer))))
+        state = nnx.to_pure_dict(nnx.state((model, optimizer)))
+        checkpointer.save(files.join(folder, "state"), state, force=True)  # also over a damaged one
 
 
 def load(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
@@ -191,7 +190,7 @@ def export(
 
 
 def main(args: argparse.Namespace, network: Callable[..., nnx.Module] = network, name: str = "mnist") -> int:
-    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args, dtype)`` makes the model."""
+    """Train, test, save and export as ``args`` say; returns the exit status. ``network(args, dtype)`` is the model."""
     from flax import nnx
 
     from trainers.jax._peers import Peers
@@ -233,8 +232,8 @@ def main(args: argparse.Namespace, network: Callable[..., nnx.Module] = network,
     about = {"model": getattr(args, "model", name), "optimizer": args.optimizer, "global_batch": global_batch,
              "train_images": len(labels), "data": data}  # fmt: skip
     with Job(f"jax.{name}", args, peers, about, model, total=total, every=epoch_steps, count=global_batch) as job:
-        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak of"
-                f" the learning rate {peak:g}")  # fmt: skip
+        job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak"
+                f" of the learning rate {peak:g}")  # fmt: skip
         job.more["replicas"] = peers.replicas
         step = job.resume(functools.partial(load, *own))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
