@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.concurrent, pytest.mark.big("cpu")]
 TINY = ("--device=cpu", "--precision=fp32", "--layers=2", "--width=32", "--heads=2", "--block-size=32",
         "--max-steps=20", "--eval-steps=10", "--eval-tokens=5000", "--warmup-steps=5", "--sample-tokens=0",
         "--log-steps=1", "--cache-dir=/tmp/packed")  # fmt: skip
-TWO = "two processes"
+TWO = "two-processes"
 PORT = 8767
 TRANSFORMERS = "transformers==5.24.0"
 #: The largest difference of two losses whose sums of float32 had another order: 2**-24 for each of the 32 terms of a

@@ -59,19 +59,27 @@ def test_a_replica_that_does_not_train_ends_with_one_line(here: Box) -> None:
     assert here.run("ls", "/tmp/idle").code != 0, "nothing was written"
 
 
-def test_torch_tpu_uses_the_chip_that_its_process_is_bound_to(here: Box) -> None:
+def test_torch_tpu_uses_the_chip_of_its_process_and_refuses_hosts_without_a_rank(here: Box) -> None:
     """With the accelerator of torch_tpu simulated: it has 8 chips, and binds each process to one, at index 0."""
     found = here.python("""
-import types
+import os, types
 import torch
+from trainers.common.files import UserError
 from trainers.torch import _peers
 torch.accelerator = types.SimpleNamespace(
     is_available=lambda: True, current_accelerator=lambda: types.SimpleNamespace(type="tpu"), device_count=lambda: 8,
     current_device_index=lambda: 0)
 torch.device = lambda *given: given
-print(_peers.find_device("auto", 8), _peers.find_device("tpu", 8))
+os.environ["TPU_WORKER_HOSTNAMES"] = "a,b"
+try:
+    _peers.find_device("auto", 1)
+except UserError as error:
+    print(error.code, error)
+os.environ["RANK"] = "3"
+print(_peers.find_device("auto", 8))
 """)
-    assert found.lines[-1] == "('tpu', 0) ('tpu', 0)", found.output
+    assert found.lines[0].startswith("2 this is one of 2 TPU hosts (TPU_WORKER_HOSTNAMES), but RANK is unset")
+    assert found.lines[1] == "('tpu', 0)", found.output
 
 
 def test_two_processes_test_every_image_of_one_uneven_shard_once(here: Box, flowers: str) -> None:

@@ -178,7 +178,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 def tensors(folder, kind=""):
     if os.path.exists(folder + "/state.pt"):  # torch_xla's
         state = torch.load(folder + "/state.pt", weights_only=True)
-        names = list(state["model"])  # those of a model without averages of batch norm
+        # Those of a model without averages of batch norm; the optimizer has kernels and matrices first.
+        names = sorted(state["model"], key=lambda name: state["model"][name].dim() <= 1)
         moments = {names[number]: entry for number, entry in state["optimizer"]["state"].items()}
     else:
         with tempfile.TemporaryDirectory() as made:

@@ -137,13 +137,6 @@ COMMON = (
 )  # fmt: skip
 
 ADAMW_LR = 1e-3  # default of --lr with --optimizer adamw, as in torch.optim.AdamW and Keras
-TORCH = (
-    Flag("device", one_of("auto", "cpu", "cuda", "tpu", "xla"), "auto", "auto: torch_xla if installed, else an"
-         " accelerator, else the CPU; tpu: torch_tpu"),
-    Flag("num-cores", integer(0), 0, "devices to use, one process each; 0: all of this machine (CPU: 1); torch_xla: one"
-         " process for all devices"),
-    Flag("metrics-debug", None, False, "torch_xla: print its metrics report at the end", "output"),
-)  # fmt: skip
 TF = (
     Flag("strategy", one_of("auto", "one", "mirrored", "multiworker", "tpu"), "auto", "tf.distribute strategy; auto:"
          " multiworker with a TF_CONFIG of several workers, tpu with a TPU, mirrored with several GPUs, else one"),
@@ -179,7 +172,7 @@ def cpu_has_bf16() -> bool:
 _INDIFFERENT = {"datadir", "download", "fake-data", "fake-images", "drop-last", "num-workers", "prefetch-factor",
                 "num-steps", "batch-size", "test-batch-size", "target-accuracy", "eval-only", "device", "num-cores",
                 "strategy", "compile", "jit-compile", "steps-per-execution", "config",
-                *(flag.name for flag in (*COMMON, *TORCH, *TF) if flag.group == "output")}  # fmt: skip
+                *(flag.name for flag in (*COMMON, *TF) if flag.group == "output")}  # fmt: skip
 
 
 def deciding(args: argparse.Namespace, precision: str) -> dict[str, Any]:

@@ -281,9 +281,9 @@ class Job:
                 self.say(f"note: {self._path(step)} cannot be used ({reason}); trying the one before")
         if args.eval_only and not found:
             raise UserError(f"--eval-only: {args.checkpoint_dir} has no checkpoint", USAGE)
+        self._tests = [test for test in self._tests if not (args.eval_only and test["step"] == found)]
         self._event("start", None, **self.about, total_steps=self.total, options=vars(args), resumed_from=self._resumed,
                     tests=self._tests, device=self.peers.label, processes=self.peers.size)  # fmt: skip
-        self._tests = [test for test in self._tests if not (args.eval_only and test["step"] == found)]
         self._logged = (found, 0.0)
         return found
 
@@ -410,7 +410,8 @@ class Job:
 
     def _steps(self, complete: bool = True) -> list[int]:
         """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""
-        steps = [int(name[5:]) for name in files.names(self.args.checkpoint_dir) if name[5:].isdigit()]
+        names = (name.removeprefix("step-") for name in files.names(self.args.checkpoint_dir))
+        steps = [int(name) for name in names if name.isdigit()]
         return sorted(step for step in steps if ("run.json" in files.names(self._path(step))) == complete)
 
     def _prepare(self) -> None:
@@ -576,7 +577,7 @@ Sink = Callable[[dict[str, Any]], Any]
 def _sinks(args: argparse.Namespace, name: str, metric: str, opened: contextlib.ExitStack) -> Iterator[Sink]:
     """Yield what takes events: metrics.jsonl, TensorBoard, hyperparameter tuning, and the service of --track."""
     folder, env = args.output_dir or args.logdir, os.environ
-    place = env.get("CLOUD_ML_HP_METRIC_FILE", "/tmp/hypertune/output.metrics")
+    place = env.get("CLOUD_ML_HP_METRIC_FILE")
     try:
         if path := args.metrics_file or (folder and files.join(folder, "metrics.jsonl")):
             folder, _, file = path.rpartition("/")
@@ -597,15 +598,19 @@ def _sinks(args: argparse.Namespace, name: str, metric: str, opened: contextlib.
                 upload_board()
 
             yield to_board
-        if args.hypertune_tag or env.get("CLOUD_ML_TRIAL_ID") or "CLOUD_ML_HP_METRIC_FILE" in env:
+        if args.hypertune_tag or env.get("CLOUD_ML_TRIAL_ID") or place:
             import hypertune  # type: ignore[import-not-found, unused-ignore]
 
-            env["CLOUD_ML_HP_METRIC_FILE"] = os.path.abspath(place or "output.metrics")  # else the package fails
-            report = hypertune.HyperTune().report_hyperparameter_tuning_metric
-            unit = 100 if metric == "accuracy" else 1
-            yield lambda event: [report(args.hypertune_tag or None, test[metric] / unit, test["step"]) for test in
-                                 event.get("tests", [_numbers(event) | {"step": event["global_step"]}])
-                                 if math.isfinite(sum(test.values())) and metric in test]  # fmt: skip
+            env["CLOUD_ML_HP_METRIC_FILE"] = os.path.abspath(place or "/tmp/hypertune/output.metrics")  # else it fails
+            report, unit = hypertune.HyperTune().report_hyperparameter_tuning_metric, 100 if metric == "accuracy" else 1
+
+            def to_tuning(event: dict[str, Any]) -> None:  # earlier tests, too: the service reads a new file
+                for test in event.get("tests", [event] * (event["event"] == "test")):
+                    if not any(isinstance(value, str) for name, value in test.items() if name != "event"):
+                        step = test.get("step", event["global_step"])
+                        report(args.hypertune_tag or None, test[metric] / unit, int(step))
+
+            yield to_tuning
         if args.track == "wandb":
             import wandb  # type: ignore[import-not-found, unused-ignore]
 
@@ -627,7 +632,6 @@ def _sinks(args: argparse.Namespace, name: str, metric: str, opened: contextlib.
 def _numbers(event: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of a test or of training, by their names; nothing of other events."""
     given = event.items() if event["event"] in ("train", "test") else ()
-    return {name: value for name, value in given if isinstance(value, (int, float)) and name not in _OTHERS}
-
-
-_OTHERS = ("time", "global_step")
+    return {
+        name: value for name, value in given if isinstance(value, (int, float)) and name not in ("time", "global_step")
+    }

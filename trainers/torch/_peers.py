@@ -10,6 +10,7 @@ import importlib.metadata
 import math
 import os
 import pathlib
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,7 +26,9 @@ from trainers.common.files import USAGE, UserError
 
 BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; those between CPUs are gloo's
 # PyTorch's checkpoints warn about objects, which need no fsync, and about a single process, which needs no group.
-warnings.filterwarnings("ignore", "fsync not supported|torch.distributed is (disabled|unavailable)")
+warnings.filterwarnings(
+    "ignore", "fsync not supported|torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
+)
 # Parts of the errors that gloo and NCCL raise after another process has ended.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Connection refused", "Broken pipe",
         "Timed out waiting", "NCCL communicator was aborted", "remote process exited")  # fmt: skip
@@ -167,11 +170,19 @@ def find_device(name: str, processes: int) -> torch.device:
     if not accelerator or accelerator.type != kind:
         present = f"cpu, {accelerator.type}" if accelerator else "cpu"
         raise UserError(f"--device {kind}: not available here; available: {present}", USAGE)
+    hosts = [host for host in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if kind == "tpu" and len(hosts) > 1 and not os.environ.get("RANK"):
+        raise UserError(f"this is one of {len(hosts)} TPU hosts (TPU_WORKER_HOSTNAMES), but RANK is unset: every host"
+                        " would train alone; start the trainer with `launch` on each of them", USAGE)  # fmt: skip
     if kind == "tpu" and processes > 1:  # torch_tpu binds each process to one chip, which is often index 0
         return torch.device("tpu", torch.accelerator.current_device_index())
     index, count = int(os.environ.get("LOCAL_RANK") or 0), torch.accelerator.device_count()
     if index >= count:
         raise UserError(f"LOCAL_RANK={index}, but this machine has {count} {kind} device(s)", USAGE)
+    if count > 1 and processes == 1:
+        print(
+            f"note: 1 of {count} {kind} devices is used: `launch` or torchrun start a process for each", file=sys.stderr
+        )
     torch.accelerator.set_device_index(index)
     return torch.device(kind, index)
 

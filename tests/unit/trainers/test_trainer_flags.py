@@ -54,7 +54,7 @@ def test_a_file_url_is_a_local_path() -> None:
 
 
 def test_every_flag_has_help_and_pytorch_xlas_names_work() -> None:
-    own = (mnist_data.FLAGS, flowers_data.FLAGS, imagenet_data.FLAGS, flags.TORCH, flags.TF)
+    own = (mnist_data.FLAGS, flowers_data.FLAGS, imagenet_data.FLAGS, flags.TF)
     assert all(flag.help for several in (flags.COMMON, *own) for flag in several)
     words = "--datadir d --logdir l --batch_size 1 --num_epochs 2 --num_steps 3 --log_steps 4 --lr 0.1 --momentum 0.5"
     args = parse(*words.split(), "--target_accuracy", "98", "--drop_last", "--fake_data")

@@ -287,7 +287,7 @@ def test_averaged_weights_are_not_left_out(words: tuple[str, ...]) -> None:
 
 def test_flags_of_places_devices_and_reports_do_not_decide_what_a_run_learns() -> None:
     def deciding(*words: str) -> dict[str, Any]:
-        known = (*flags.TORCH, *flags.TF[:1], *flags.TF[2:], *imagenet_data.FLAGS)
+        known = (*flags.TF, *imagenet_data.FLAGS)
         return flags.deciding(flags.parse("toy", "", known, list(words)), "bf16")
 
     moved = ("--datadir=a", "--job-dir=b", "--output-dir=c", "--num-workers=2", "--num-cores=4", "--batch-size=16",

@@ -41,6 +41,19 @@ def test_the_loop_shows_where_it_tests_and_saves_in_at_most_25_lines(trainer: st
 def test_few_files_stand_behind_a_trainer() -> None:
     found = {name: len(closure(TRAINERS / name)) for name in CONVERTED}
     assert found["torch/mnist.py"] <= 6, closure(TRAINERS / "torch/mnist.py")
+    assert found["torch/gpt.py"] <= 7, closure(TRAINERS / "torch/gpt.py")
+    assert found["jax/mnist.py"] <= 7 and found["jax/gpt.py"] <= 7
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    ["torch/mnist.py", "torch/gpt.py", "torch_xla/gpt.py", *(f"jax/{name}.py" for name in ("mnist", "flowers", "gpt"))],
+)
+def test_a_trainer_imports_few_names_of_the_project(trainer: str) -> None:
+    nodes = ast.walk(ast.parse((TRAINERS / trainer).read_text()))
+    names = {alias.name for node in nodes if isinstance(node, ast.ImportFrom)
+             and str(node.module).startswith("trainers") for alias in node.names}  # fmt: skip
+    assert len(names) <= 15, names
 
 
 def test_what_runs_a_training_knows_no_framework() -> None:
