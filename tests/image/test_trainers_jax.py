@@ -128,7 +128,8 @@ import json, os, sys, jax, numpy
 import orbax.checkpoint as ocp
 def arrays(folder):
     reader = ocp.PyTreeCheckpointer()  # to this host, whatever the devices were
-    wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=numpy.ndarray), reader.metadata(folder + "/state").item_metadata.tree)
+    known = reader.metadata(folder + "/state").item_metadata.tree
+    wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=numpy.ndarray), known)
     state = reader.restore(folder + "/state", restore_args=wanted)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): numpy.asarray(array)
             for path, array in jax.tree.leaves_with_path(state)}

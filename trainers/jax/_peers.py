@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -189,7 +190,11 @@ def fastest_precision(device: jax.Device) -> str:
 
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
     """Run ``main(args)``, see :func:`trainers.common.job.run`; says which process has failed, and that one is lost."""
-    rank = os.environ.get("JAX_PROCESS_ID") or "0"
+    rank, shown = os.environ.get("JAX_PROCESS_ID") or "0", sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":  # which TensorStore prints at times after a save has failed
+            shown(kind, error, trace)
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -208,4 +213,5 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, nam
                                 " kept: run the same command again to resume") from None  # fmt: skip
             raise
 
+    sys.excepthook = show
     job.run(guarded, args, name)

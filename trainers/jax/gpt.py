@@ -58,10 +58,10 @@ def schedule_of(args: argparse.Namespace) -> optax.Schedule:
     """Return the learning rate by the number of steps: a warm-up, then a cosine to a tenth, or a line at the end."""
     import optax
 
-    peak, warmup, total = args.lr, args.warmup_steps, args.max_steps
+    peak, warmup, total = args.lr, float(args.warmup_steps), float(args.max_steps)  # more than int32 has, too
     if args.schedule == "wsd":
-        last = max(1, (total - warmup) // 5)
-        parts = [optax.linear_schedule(0.0, peak, max(1, warmup)), optax.constant_schedule(peak),
+        last = max(1.0, (total - warmup) // 5)
+        parts = [optax.linear_schedule(0.0, peak, max(1.0, warmup)), optax.constant_schedule(peak),
                  optax.linear_schedule(peak, 0.0, last)]  # fmt: skip
         schedule = optax.join_schedules(parts, [warmup, total - last])
     else:
