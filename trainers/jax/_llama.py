@@ -71,7 +71,7 @@ def logits(
     """
     length, head = idx.shape[1], config.head_dim
     # Constants, by NumPy: XLA's CPU backend would compute cosines again in each layer, forward and backward, for every
-    # head, which takes a tenth of a step of tiny.
+    # head: 5 of 68 ms of a step of tiny.
     angles = np.outer(np.arange(length), config.rope_theta ** (-np.arange(0, head, 2) / head))
     cos, sin = (jnp.asarray(np.tile(f(angles), 2)[:, None], jnp.float32) for f in (np.cos, np.sin))
 
