@@ -1,7 +1,8 @@
 """Train a language model of Llama's architecture in plain JAX: one jitted function with donated state, nothing else.
 
 ``Settings()`` is the usual loop: windows cut from a mapped file for each step, optax's AdamW. The other settings put
-the text on the device, and join the matrices that have the same input.
+the text on the device, join the matrices that have the same input, and make the cosines and sines of positions
+constants of the program: XLA's CPU backend computes them again in each layer, forward and backward, for every head.
 
     python -m benchmarks.peers.jax_llama FOLDER '{"joined": true}' 60 12 64 4 128 4 0.001
 """
@@ -31,6 +32,7 @@ class Settings:
 
     in_memory: bool = False  # the text, as one array on the device
     joined: bool = False  # queries, keys and values in one matrix, gate and up in one
+    constants: bool = False  # cosines and sines of positions
 
 
 def initial(key: jax.Array, layers: int, width: int) -> Any:
@@ -61,11 +63,11 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return x * cos + jnp.concatenate((-second, first), axis=-1) * sin
 
 
-def loss_of(weights: Any, windows: jax.Array, heads: int, joined: bool) -> jax.Array:
+def loss_of(weights: Any, windows: jax.Array, heads: int, settings: Settings) -> jax.Array:
     """Return the mean cross entropy of ``windows[batch, time + 1]``."""
 
     def times(x: jax.Array, matrix: jax.Array, parts: int) -> list[jax.Array]:
-        if joined:
+        if settings.joined:
             return jnp.split(x @ matrix, parts, axis=-1)
         return [x @ part for part in jnp.split(matrix, parts, axis=-1)]
 
@@ -73,8 +75,9 @@ def loss_of(weights: Any, windows: jax.Array, heads: int, joined: bool) -> jax.A
     x = weights["embed"][idx]
     n, length, width = x.shape
     head = width // heads
-    angles = jnp.outer(jnp.arange(length), 10000.0 ** (-jnp.arange(0, head, 2) / head))
-    cos, sin = (jnp.tile(f(angles), 2)[:, None] for f in (jnp.cos, jnp.sin))
+    made: Any = np if settings.constants else jnp
+    angles = made.outer(made.arange(length), 10000.0 ** (-made.arange(0, head, 2) / head))
+    cos, sin = (made.tile(f(angles), 2)[:, None].astype(np.float32) for f in (made.cos, made.sin))
     for block in weights["blocks"]:
         q, k, v = (part.reshape(n, length, heads, head) for part in times(norm(x, block["ln1"]), block["attn"], 3))
         y = jax.nn.dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
@@ -102,7 +105,7 @@ def train(
     def step(state: Any, windows: jax.Array, text: Any) -> tuple[Any, jax.Array]:
         if text is not None:  # windows are where they begin
             windows = text[windows[:, None] + jnp.arange(block + 1)].astype(jnp.int32)
-        loss, gradients = jax.value_and_grad(loss_of)(state[0], windows, heads, settings.joined)
+        loss, gradients = jax.value_and_grad(loss_of)(state[0], windows, heads, settings)
         updates, moments = optimizer.update(gradients, state[1], state[0])
         return (optax.apply_updates(state[0], updates), moments), loss
 

@@ -20,7 +20,8 @@ DEVICES = ("cpu",)
 DATA = gpt.DATA
 _STEPS = 210
 _GRID = [
-    {"in_memory": in_memory, "joined": joined} for in_memory, joined in itertools.product((False, True), (False, True))
+    dict(zip(("in_memory", "joined", "constants"), on, strict=True))
+    for on in itertools.product((False, True), repeat=3)
 ]
 
 

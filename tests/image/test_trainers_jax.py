@@ -127,7 +127,10 @@ ARRAYS = """
 import json, os, sys, jax, numpy
 import orbax.checkpoint as ocp
 def arrays(folder):
-    state = ocp.StandardCheckpointer().restore(folder + "/state")
+    reader = ocp.PyTreeCheckpointer()  # to this host, whatever the devices were
+    known = reader.metadata(folder + "/state").item_metadata.tree
+    wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=numpy.ndarray), known)
+    state = reader.restore(folder + "/state", restore_args=wanted)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): numpy.asarray(array)
             for path, array in jax.tree.leaves_with_path(state)}
 """

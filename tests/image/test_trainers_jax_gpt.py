@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_that_works_is_one_line(her
     assert "step-000000020 cannot be used" in again.output
     here.run("sh", "-c", "find /tmp/damaged -name '_METADATA' -delete; find /tmp/damaged -path '*/state/*' -delete")
     ended = gpt(here, folder)
-    assert ended.code == 1 and "can be used; use another --checkpoint-dir" in one_line(ended)
+    assert ended.code == 1 and "none of its checkpoints can be used (the last: " in one_line(ended)
 
 
 def test_sigterm_saves_the_step_and_ends_with_143(here: Box) -> None:
@@ -213,7 +213,7 @@ print(len(text), time.process_time() - began)
 def test_a_run_starts_from_the_weights_of_another(here: Box) -> None:
     gpt(here, "--export-dir=/tmp/given").learned()
     words = [word for word in TINY if not word.startswith(("--layers", "--width", "--heads"))]
-    start = here.trainer("jax.gpt", *words, "--init-from=/tmp/given", "--num-steps=1", "--lr=1e-9",
+    start = here.trainer("jax.gpt", *words, "--init-from=/tmp/given", "--lr=1e-9",
                          "--batch-size=12", "--export-dir=/tmp/again").learned()  # fmt: skip
     assert start["loss_first"] < 5.4, "not the 5.6 of random weights"
     compared = here.python("""
@@ -223,7 +223,7 @@ one, other = (load_file(f"/tmp/{name}/model.safetensors") for name in ("given", 
 assert one.keys() == other.keys()
 print(max(float(abs(one[name] - other[name]).max()) for name in one))
 """)
-    assert float(compared.lines[-1]) < 1e-6, "other than one step at such a rate"
+    assert float(compared.lines[-1]) < 1e-6, "nothing is learned at such a rate"
 
 
 @pytest.mark.big("xla", "jax")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.metadata
 import logging
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -88,12 +90,15 @@ class Peers:
         for part in parts:
             nnx.update(part, jax.tree.map(self.put, nnx.state(part)))
 
-    def attention(self, head_dim: int) -> str | None:
-        """Return the fastest implementation of attention for :func:`jax.nn.dot_product_attention`: None, its own."""
-        nvidia = (
-            self.kind == "gpu" and self.dtype == jnp.bfloat16 and "cuda" in jax.devices()[0].client.platform_version
-        )
-        return "cudnn" if nvidia and head_dim % 8 == 0 and head_dim <= 128 else None
+    def attention(self, heads: int, head_dim: int) -> str | None:
+        """Return an implementation of attention for :func:`jax.nn.dot_product_attention`: cuDNN's where it can be."""
+        x = jax.ShapeDtypeStruct((1, 128, heads, head_dim), self.dtype)
+        attend = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
+        try:
+            jax.jit(attend).lower(x, x, x)
+            return "cudnn"
+        except (RuntimeError, ValueError, NotImplementedError):  # no cuDNN, or not for this GPU, precision or width
+            return None
 
     def maximum(self, values: list[float]) -> list[float]:
         numbers = np.asarray(values, np.float32)
@@ -185,7 +190,11 @@ def fastest_precision(device: jax.Device) -> str:
 
 def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
     """Run ``main(args)``, see :func:`trainers.common.job.run`; says which process has failed, and that one is lost."""
-    rank = os.environ.get("JAX_PROCESS_ID") or "0"
+    rank, shown = os.environ.get("JAX_PROCESS_ID") or "0", sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if str(error) != "Event loop is closed":  # which TensorStore prints at times after a save has failed
+            shown(kind, error, trace)
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -204,4 +213,5 @@ def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, nam
                                 " kept: run the same command again to resume") from None  # fmt: skip
             raise
 
+    sys.excepthook = show
     job.run(guarded, args, name)

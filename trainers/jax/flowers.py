@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.common import flowers_data, mnist
+from trainers.common import files, flowers_data, mnist
 from trainers.common.arguments import add, classification
-from trainers.common.files import USAGE, UserError
 from trainers.common.job import Job
+from trainers.jax import mnist as reference
 from trainers.jax import parser
-from trainers.jax.mnist import export, load, make_optimizer, padded, save, warmup_cosine
 
 if TYPE_CHECKING:
     import jax
     import optax
     from flax import nnx
-
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
@@ -51,7 +49,7 @@ def network(args: argparse.Namespace, classes: int, dtype: Any) -> nnx.Module:
     from trainers.jax import _networks
 
     if args.weights and not args.model.startswith("resnet"):
-        raise UserError("--weights needs --model resnet18, resnet34 or resnet50", USAGE)
+        raise files.UserError("--weights needs --model resnet18, resnet34 or resnet50", files.USAGE)
     rngs = nnx.Rngs(args.seed)
     if args.model == "small":
         return _networks.Small(classes, dtype, rngs)
@@ -72,7 +70,7 @@ def optimizer_of(args: argparse.Namespace, schedule: optax.Schedule) -> optax.Gr
         return jax.tree.map_with_path(lambda path, _: path[0].key != "fc", params)
 
     slower = optax.masked(optax.scale(PRETRAINED_SCALE), pretrained) if args.weights else optax.identity()
-    return optax.chain(make_optimizer(args, schedule), slower)
+    return optax.chain(reference.make_optimizer(args, schedule), slower)
 
 
 def resampling(start: jax.Array, end: jax.Array, source: int, target: int) -> jax.Array:
@@ -150,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
     global_batch, test_count = args.batch_size * peers.replicas, len(data.test_labels)
     epoch_steps = mnist.steps_per_epoch(len(data.labels), global_batch)
     total, peak = args.epochs * epoch_steps, args.lr * (peers.replicas if args.scale_lr else 1)
-    schedule, model = warmup_cosine(peak, total), network(args, len(data.classes), peers.dtype)
+    schedule, model = reference.warmup_cosine(peak, total), network(args, len(data.classes), peers.dtype)
     optimizer = nnx.Optimizer(model, optimizer_of(args, schedule), wrt=nnx.Param)
     peers.place(model, optimizer)
     train, own = nnx.jit(train_step, static_argnames=("side", "smoothing")), (model, optimizer)
@@ -160,7 +158,7 @@ def main(args: argparse.Namespace) -> int:
     def evaluate() -> dict[str, float]:  # every image once
         rows, sums = np.column_stack([np.arange(test_count), data.test_labels]), np.zeros(2)
         model.eval()
-        for batch in padded(rows, args.test_batch_size * peers.replicas):
+        for batch in reference.padded(rows, args.test_batch_size * peers.replicas):
             sums = sums + tested(model, test_images, peers.put(batch, "data"), side=args.image_size)
             if job.stop():
                 return {}
@@ -169,9 +167,10 @@ def main(args: argparse.Namespace) -> int:
         return {"accuracy": 100 * correct / test_count, "test_loss": loss / test_count}
 
     def export_chief(folder: str) -> list[str]:
-        return export(model, normalized, (args.image_size, args.image_size, 3), folder, model=args.model, mean=MEAN,
-                      num_classes=len(data.classes), classes=data.classes, std=DEVIATION,
-                      image_size=args.image_size) if folder else []  # fmt: skip
+        shape = (args.image_size, args.image_size, 3)
+        return reference.export(model, normalized, shape, folder, model=args.model, num_classes=len(data.classes),
+                                classes=data.classes, mean=MEAN, std=DEVIATION, image_size=args.image_size
+                                ) if folder else []  # fmt: skip
 
     about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
              "train_images": len(data.labels), "data": data.fingerprints}  # fmt: skip
@@ -179,12 +178,12 @@ def main(args: argparse.Namespace) -> int:
         job.say(f"{total} steps of {global_batch} images on {peers.replicas} x {peers.kind} in {args.precision}, peak"
                 f" of the learning rate {peak:g}")  # fmt: skip
         job.more |= {"replicas": peers.replicas, "classes": data.classes}
-        step = job.resume(functools.partial(load, *own))
+        step = job.resume(functools.partial(reference.load, *own))
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **evaluate())
         while not job.stop(step):
             first = step % epoch_steps * global_batch
-            rows, boxes = (peers.put(part[first : first + global_batch], "data") for part in order(step // epoch_steps))
+            rows, boxes = (peers.put(part[first:][:global_batch], "data") for part in order(step // epoch_steps))
             loss = train(model, optimizer, images, rows, boxes, np.uint32(args.seed), side=args.image_size,
                          smoothing=args.label_smoothing)  # fmt: skip
             step += 1
@@ -193,8 +192,8 @@ def main(args: argparse.Namespace) -> int:
             if job.due("test", step):
                 job.log(step, **evaluate())
             if job.due("save", step):
-                job.save(step, functools.partial(save, *own))
-        return job.finish(step, functools.partial(save, *own), export_chief)
+                job.save(step, functools.partial(reference.save, *own))
+        return job.finish(step, functools.partial(reference.save, *own), export_chief)
 
 
 if __name__ == "__main__":

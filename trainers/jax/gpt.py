@@ -58,10 +58,10 @@ def schedule_of(args: argparse.Namespace) -> optax.Schedule:
     """Return the learning rate by the number of steps: a warm-up, then a cosine to a tenth, or a line at the end."""
     import optax
 
-    peak, warmup, total = args.lr, args.warmup_steps, args.max_steps
+    peak, warmup, total = args.lr, float(args.warmup_steps), float(args.max_steps)  # more than int32 has, too
     if args.schedule == "wsd":
-        last = max(1, (total - warmup) // 5)
-        parts = [optax.linear_schedule(0.0, peak, max(1, warmup)), optax.constant_schedule(peak),
+        last = max(1.0, (total - warmup) // 5)
+        parts = [optax.linear_schedule(0.0, peak, max(1.0, warmup)), optax.constant_schedule(peak),
                  optax.linear_schedule(peak, 0.0, last)]  # fmt: skip
         schedule = optax.join_schedules(parts, [warmup, total - last])
     else:
@@ -175,7 +175,7 @@ def sample(
 
 def save(state: State, checkpointer: Any, pool: ThreadPoolExecutor, folder: str) -> Future[None]:
     """Copy this process's part of a checkpoint, which is written while the training goes on, also to gs://."""
-    checkpointer.save(files.join(folder, "state"), state)
+    checkpointer.save(files.join(folder, "state"), state, force=True)  # also over a damaged one
     return pool.submit(checkpointer.wait_until_finished)
 
 
@@ -241,7 +241,8 @@ def main(args: argparse.Namespace) -> int:
     schedule = schedule_of(args)
     optimizer = _llama.make_optimizer(args, schedule)
     state = initial_state(args, config, optimizer, peers)
-    logits = partial(_llama.logits, config=config, dtype=peers.dtype, attention=peers.attention(config.head_dim),
+    attention = peers.attention(config.num_attention_heads, config.head_dim)
+    logits = partial(_llama.logits, config=config, dtype=peers.dtype, attention=attention,
                      recompute=args.activation_checkpointing)  # fmt: skip
     spread, one = jax.tree.map(lambda array: array.sharding, state), peers.spread()
     step_of = jax.jit(partial(train_step, logits, optimizer), donate_argnums=0, out_shardings=(spread, one, one))

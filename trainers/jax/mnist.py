@@ -131,7 +131,8 @@ def save(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
     from flax import nnx
 
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(files.join(folder, "state"), nnx.to_pure_dict(nnx.state((model, optimizer))))
+        state = nnx.to_pure_dict(nnx.state((model, optimizer)))
+        checkpointer.save(files.join(folder, "state"), state, force=True)  # also over a damaged one
 
 
 def load(model: nnx.Module, optimizer: nnx.Optimizer, folder: str) -> None:
