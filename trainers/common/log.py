@@ -27,7 +27,7 @@ _CURVE_POINTS = 2000  # of the loss curve, thinned by half when reached, so that
 
 
 class Devices(Protocol):
-    """The devices and processes of a run. Implemented by ``trainers.torch._device`` and ``trainers.tf._strategy``."""
+    """The devices and processes of a run. Implemented by ``trainers.torch._device``."""
 
     label: str  # for Device= in the log
     replicas: int  # devices over which a global batch is split

@@ -90,7 +90,7 @@ def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarra
 class Peers(Protocol):
     """The processes of a run; every process must make the same calls.
 
-    Implemented by ``trainers.torch._device`` and ``trainers.tf._strategy``.
+    Implemented by ``trainers.torch._device`` and ``trainers.tf._peers``.
     """
 
     rank: int

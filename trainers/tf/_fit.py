@@ -17,14 +17,15 @@ from trainers.tf._peers import Peers
 Test = Callable[[], dict[str, float]]
 
 
-class Running(keras.callbacks.Callback):
+class Running(keras.callbacks.Callback):  # type: ignore[misc]
     """Log, test, save and stop when ``job`` says so, in ``model.fit`` or :func:`train_workers`.
 
     ``step`` is the number of steps taken so far; ``after(step)`` is called after each.
     """
 
-    def __init__(self, job: Job, step: int, test: Test, save: Callable[[str], Any],
-                 after: Callable[[int], Any] = lambda step: None) -> None:  # fmt: skip
+    def __init__(
+        self, job: Job, step: int, test: Test, save: Callable[[str], Any], after: Callable[[int], Any]
+    ) -> None:
         super().__init__()
         self.job, self.step, self.test, self.save, self.after = job, step, test, save, after
 
@@ -42,19 +43,22 @@ class Running(keras.callbacks.Callback):
         model.stop_training = job.stop(step)
 
 
-def fit(model: keras.Model, data: Any, running: Running, peers: Peers) -> int:
-    """Train ``model`` on the batches of ``data`` until ``running`` stops it; returns the number of steps so far."""
-    job, unscaled = running.job, peers.replicas > 1 and not running.job.args.scale_lr
-    if job.stop(running.step):
-        return running.step
+def fit(
+    model: keras.Model, data: Any, job: Job, step: int, test: Test, save: Callable[[str], Any], peers: Peers,
+    after: Callable[[int], Any] = lambda step: None,
+) -> int:  # fmt: skip
+    """Train ``model`` on the batches of ``data`` until ``job`` stops it; returns the number of steps so far."""
+    if job.stop(step):
+        return step
     job.say(f"{job.total} steps of {job.count} images on {peers.replicas} x {peers.label} in {job.args.precision}"
-            + ", --lr is not scaled" * unscaled)  # fmt: skip
+            + ", --lr is not scaled" * (peers.replicas > 1 and not job.args.scale_lr))  # fmt: skip
     if peers.replicas > 1:
         vary_dropout(model)
+    running = Running(job, step, test, save, after)
     if peers.size > 1:
         train_workers(model, data, running, peers)
     else:
-        model.fit(data, steps_per_epoch=job.last - running.step, callbacks=[running], shuffle=False, verbose=0)
+        model.fit(data, steps_per_epoch=job.last - step, callbacks=[running], shuffle=False, verbose=0)
     return running.step
 
 
@@ -64,7 +68,7 @@ def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers)
     https://github.com/keras-team/keras/issues/20585
     """
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def train(batch: Any) -> None:
         peers.strategy.run(model.train_step, (batch,))
 
@@ -84,7 +88,7 @@ def tester(model: keras.Model, data: Iterable[Any], stop: Callable[[], bool], pe
     Percentages, and means of losses, over all replicas; nothing if the run has to stop.
     """
 
-    @tf.function(jit_compile=True if peers.jit else None)
+    @tf.function(jit_compile=True if peers.jit else None)  # type: ignore[untyped-decorator]
     def add(batch: Any) -> None:
         peers.strategy.run(model.test_step, (batch,))
 

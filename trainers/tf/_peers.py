@@ -59,6 +59,7 @@ class Peers:
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(args.seed)
         self.rank, self.size = (rank, workers) if kind == "multiworker" else (0, 1)
+        self.processes = self.size  # for trainers.common.order.Peers
         self.strategy: tf.distribute.Strategy
         if kind == "multiworker":
             self.strategy = join(rank, workers)
@@ -80,11 +81,6 @@ class Peers:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
         self.error: Exception | None = None  # of the data, which TensorFlow replaces by its own
         joined[:] = [self]
-
-    @property
-    def processes(self) -> int:
-        """``size``, for :class:`trainers.common.order.Peers`."""
-        return self.size
 
     @staticmethod
     def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
