@@ -8,9 +8,6 @@ from trainers.common import arguments
 # TensorFlow reads these when it is imported, which happens after this package. 2: no messages about oneDNN and CPU
 # features.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# MB that each read from Cloud Storage fetches. TensorFlow's default of 64 suits sequential reads of large files, not
-# records in random order.
-os.environ.setdefault("GCS_READ_CACHE_BLOCK_SIZE_MB", "1")
 
 _NOISE = (b"WARNING: All log messages before absl::InitializeLog()", b"port.cc")
 
