@@ -68,7 +68,7 @@ def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers)
     https://github.com/keras-team/keras/issues/20585
     """
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def train(batch: Any) -> None:
         peers.strategy.run(model.train_step, (batch,))
 
@@ -88,7 +88,7 @@ def tester(model: keras.Model, data: Iterable[Any], stop: Callable[[], bool], pe
     Percentages, and means of losses, over all replicas; nothing if the run has to stop.
     """
 
-    @tf.function(jit_compile=True if peers.jit else None)  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False, jit_compile=peers.jit or None)  # type: ignore[untyped-decorator]
     def add(batch: Any) -> None:
         peers.strategy.run(model.test_step, (batch,))
 
@@ -132,7 +132,7 @@ def make_optimizer(
     else:
         options |= {"momentum": args.momentum, "nesterov": args.momentum > 0}
         options["weight_decay"] = args.weight_decay / (1 - args.momentum) if args.weight_decay else None
-    optimizer = Optimizer(schedule, name=args.optimizer, **options)
+    optimizer = (Optimizer if late else kind)(schedule, name=args.optimizer, **options)
     optimizer.exclude_from_weight_decay([variable for variable in variables if len(variable.shape) <= 1])
     optimizer.build(variables)
     return optimizer

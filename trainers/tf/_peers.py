@@ -169,7 +169,7 @@ class Peers:
             return self.strategy.reduce("SUM", self.strategy.run(own, (value,)), axis=None)
 
         if not hasattr(self, "_added"):
-            self._added = tf.function(added, reduce_retracing=True)
+            self._added = tf.function(added, autograph=False, reduce_retracing=True)
         return self._added(tf.constant(slots)).numpy()  # type: ignore[no-any-return]
 
     def settle(self) -> None:

@@ -117,7 +117,7 @@ def averager(slow: keras.Model, fast: keras.Model, most: float, peers: Peers) ->
     def move(average: Any, new: Any, decay: tf.Tensor) -> None:
         average.assign_add(tf.cast(1 - decay, average.dtype) * (new - average))
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(decay: tf.Tensor) -> None:
         for average, variable in zip(slow.variables, fast.variables, strict=True):
             if "float" in variable.dtype:
