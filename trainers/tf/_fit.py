@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainers.common import files
 from trainers.common.files import UserError
 from trainers.common.job import Job
-from trainers.tf._peers import Peers
+from trainers.tf._peers import Peers, reason_of
 
 Test = Callable[[], dict[str, float]]
 
@@ -75,7 +75,8 @@ def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers)
     running.set_model(model)
     model.stop_training = False
     model.reset_metrics()
-    for number, batch in enumerate(data):
+    peers.iterator = iter(data)  # its end takes seconds, which a stop does not have: it stays to that of the process
+    for number, batch in enumerate(peers.iterator):
         train(batch)
         running.on_train_batch_end(number)
         if model.stop_training:
@@ -150,8 +151,10 @@ class Checkpoint:
 
     def save(self, folder: str) -> None:
         """Write it into ``folder``; only the chief does."""
-        if self.peers.rank == 0:
-            self.saved.write(files.join(folder, "state"))
+        try:
+            self.saved.write(files.join(folder, "state")) if self.peers.rank == 0 else None
+        except tf.errors.OpError as error:  # "PATH; No space left on device"
+            raise UserError(reason_of(error).rpartition("; ")[2]) from None
 
     def load(self, folder: str) -> None:
         """Load it, with TensorFlow's checksums; raises if it is damaged or of another network."""

@@ -79,6 +79,7 @@ class Peers:
         keras.config.set_dtype_policy("mixed_bfloat16" if args.precision == "bf16" else "float32")
         if self.jit and self.replicas > 1:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
+        self.iterator: Any = None  # of the batches in use
         self.error: Exception | None = None  # of the data, which TensorFlow replaces by its own
         joined[:] = [self]
 
