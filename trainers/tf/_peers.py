@@ -204,8 +204,9 @@ class Peers:
 
 
 def reason_of(error: tf.errors.OpError) -> str:
-    """Return the first line of a TensorFlow ``error``, without the names of graph nodes before it."""
-    return (str(error.message).splitlines() or [type(error).__name__])[0].rpartition("}} ")[2]
+    """Return the first line of a TensorFlow ``error``, without the names of graph nodes and operations around it."""
+    line = (str(error.message).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("}} ")[2].partition(" [Op:")[0]
 
 
 def join(rank: int, workers: int) -> tf.distribute.Strategy:
