@@ -34,9 +34,7 @@ class Running(keras.callbacks.Callback):  # type: ignore[misc]
         self.step = step = self.step + 1
         self.after(step)
         if job.due("log", step):  # the mean loss since the last line: not finite if one was not
-            loss = {metric.name: metric for metric in model.metrics}[
-                "loss"
-            ].result()  # others begin in a test
+            loss = {metric.name: metric for metric in model.metrics}["loss"].result()  # others begin in a test
             job.log(step, loss=loss, lr=model.optimizer.learning_rate)
             model.reset_metrics()
         if job.due("test", step):
