@@ -99,9 +99,11 @@ def test_a_run_writes_logs_metrics_tensorboard_events_and_a_report(here: Box, tr
     read = here.python("""
 import glob, json
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 board = EventAccumulator("/gcs/bucket/board").Reload()
 print(json.dumps({
-    "board": {tag: [(point.step, point.value) for point in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
+    "board": {tag: [(point.step, float(make_ndarray(point.tensor_proto))) for point in board.Tensors(tag)]
+              for tag in board.Tags()["tensors"]},
     "events": [json.loads(line) for line in open("/tmp/out/metrics.jsonl")],
     "report": json.load(open("/tmp/out/report.json")),
     "tuning": [json.loads(line) for line in open("/tmp/hypertune/output.metrics")],
@@ -439,8 +441,8 @@ def test_data_checkpoints_exports_and_logs_can_be_on_cloud_storage(
         here.run("sh", "-c", "cd /buckets/bucket; find . -type f | sed 's/[0-9.]*[.][0-9a-f]*[.][0-9.]*$//'").lines
     )
     assert {"./job/model/model.keras", "./job/model/saved_model/saved_model.pb", "./job/logs/events.out.tfevents",
-            "./job/checkpoints/step-000000066/state.index", "./out/report.json",
-            "./out/metrics.jsonl"} <= files  # fmt: skip
+            "./job/checkpoints/step-000000066/run.json", "./out/report.json", "./out/metrics.jsonl",
+            } <= files  # fmt: skip
     fresh = here.trainer("tf.mnist", *words, "--no-resume", "--num-steps=1", **cloud)
     moved = here.run("sh", "-c", "cd /buckets/bucket/job/checkpoints && ls -d step-* old-*/*").output.split()
     assert fresh.learned()["global_step"] == 1 and moved[-1] == "step-000000001", fresh.output

@@ -87,7 +87,7 @@ def epochs_in(here: Box, folder: str) -> list[dict[str, float]]:
 def test_two_workers_give_the_same_bits_as_two_replicas_of_one_process(here: Box, pair: dict[str, object]) -> None:
     """Both compute the same sums, and the one over two replicas is the same in any order."""
     two = here.trainer("tf.mnist", *FP32.split(), "--epochs=8", "--num-cores=2").learned()
-    assert (pair["replicas"], pair["global_batch"]) == (two["replicas"], two["global_batch"]) == (2, 64)
+    assert (pair["processes"], two["processes"]) == (2, 1) and pair["global_batch"] == two["global_batch"] == 64
     assert pair["weights_sha256"] == two["weights_sha256"]
     assert (pair["accuracy"], pair["test_loss"]) == (two["accuracy"], two["test_loss"])
 
@@ -140,11 +140,11 @@ print(json.dumps(count(probabilities, labels, {MNIST_FORWARD * FLOAT32})))
     "_both_resume"
 )
 def test_sigterm_to_one_worker_stops_both_at_the_same_step(here: Box, pair: dict[str, object]) -> None:
-    words = f"{FP32} --epochs=8 --checkpoint-dir=/tmp/termed --log-steps=1 --steps-per-execution=1"
-    chief, other = signalled(here, 25611, words, victim=1, signal="TERM", at="Epoch=2 Step=2")
+    words = f"{FP32} --epochs=8 --checkpoint-dir=/tmp/termed --log-steps=1"
+    chief, other = signalled(here, 25611, words, victim=1, signal="TERM", at="step 24/176")
     assert (chief.code, other.code) == (143, 143), chief.output + other.output
     saved = chief.summary["global_step"]
-    assert 24 < saved < 176 and f"step-{saved:09d}.ckpt" in here.run("ls", "/tmp/termed").output
+    assert 24 < saved < 176 and f"step-{saved:09d}" in here.run("ls", "/tmp/termed").output
     chief, other = both(here, 25621, words)
     assert (chief.code, other.code, chief.summary["resumed_from"]) == (0, 0, saved), chief.output + other.output
     assert chief.summary["weights_sha256"] == pair["weights_sha256"]
@@ -175,8 +175,8 @@ def test_a_worker_waits_for_one_that_starts_later_and_says_for_which(here: Box) 
 # MNIST with steps that take at least a second, on any machine.
 SLOW = """
 import sys, time, keras, tensorflow as tf
-from trainers.common import flags, mnist_data
-from trainers.tf import _strategy, mnist
+from trainers.tf import mnist
+from trainers.tf._peers import Peers
 class Wait(keras.layers.Layer):
     def call(self, inputs, training=False):
         if training:
@@ -187,14 +187,13 @@ network = mnist.network
 def slow(args):
     model = network(args)
     return keras.Sequential([*model.layers, Wait(dtype="float32")])
-args = flags.parse("mnist", "", (*flags.TF, *mnist_data.FLAGS), sys.argv[1:])
-_strategy.main(lambda args: mnist.main(args, slow), args, "mnist")
+Peers.run(lambda args: mnist.main(args, slow), mnist.parse_args(), "mnist")
 """
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow("with two workers")), 2])
 def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path: Path, workers: int) -> None:
-    """A call must not execute 20 steps, and workers must not agree only every 10 steps. GKE kills after 15 seconds."""
+    """Workers must not agree only every 10 steps. GKE kills after 15 seconds."""
     (tmp_path / "slow.py").write_text(SLOW)
     script = f"{PYTHON} {here.put(tmp_path, 'slow')}/slow.py {FP32} --epochs=8 --checkpoint-dir=/tmp/slow{workers}"
     commands = [script]
@@ -206,12 +205,12 @@ def test_sigterm_during_slow_steps_saves_within_five_seconds(here: Box, tmp_path
         for rank, line in enumerate(commands)
     ]
     # Some seconds after the first step, when a call is as long as it gets.
-    signaller = (f"sh -c 'until grep -q Step=0 /tmp/out0; do sleep 0.1; done; sleep 6.5;"
+    signaller = (f"sh -c 'until grep -q ^step.1/ /tmp/out0; do sleep 0.1; done; sleep 6.5;"
                  f" kill -TERM $(cat /tmp/pid{workers - 1}); touch /tmp/signalled'")  # fmt: skip
     ends = here.run_parallel(*started, signaller)
     assert [ended.code for ended in ends] == [143] * workers + [0], ends[0].output
     times = [float(here.run("sh", "-c", f"stat -c %.Y {name}").output)
-             for name in ("/tmp/signalled", f"/tmp/slow{workers}/*.ckpt")]  # fmt: skip
+             for name in ("/tmp/signalled", f"/tmp/slow{workers}/*/run.json")]  # fmt: skip
     assert 0 <= times[1] - times[0] <= 5, ends[0].output
 
 
@@ -238,11 +237,11 @@ def test_what_is_wrong_in_a_tf_config_is_named(here: Box) -> None:
     ended = here.python(f"""
 import os
 from trainers.common.files import UserError
-from trainers.tf import _strategy
+from trainers.tf import _peers
 for text in {configs}:
     os.environ["TF_CONFIG"] = text
     try:
-        print("accepted:", _strategy._place_in_cluster())
+        print("accepted:", _peers.place_in_cluster())
     except UserError as error:
         print(error)
 """)
@@ -254,18 +253,18 @@ for text in {configs}:
 def test_a_killed_worker_ends_the_other_with_one_line_and_both_resume(
     here: Box, pair: dict[str, object], victim: int
 ) -> None:
-    step = random.randrange(22)
+    step = random.randrange(23, 44)
     folder = f"/tmp/killed{victim}"
-    words = f"{FP32} --epochs=8 --checkpoint-dir={folder} --checkpoint-steps=5 --log-steps=1 --steps-per-execution=1"
-    ends = signalled(here, 25631 + 10 * victim, words, victim, "KILL", at=f"Epoch=2 Step={step}")
+    words = f"{FP32} --epochs=8 --checkpoint-dir={folder} --checkpoint-steps=5 --log-steps=1"
+    ends = signalled(here, 25631 + 10 * victim, words, victim, "KILL", at=f"step {step}/176")
     assert ends[victim].code == 137
     said = [line for line in ends[1 - victim].lines if line.startswith("mnist: ")]
     assert ends[1 - victim].code == 1 and len(said) == 1 and "lost another worker" in said[0], ends[1 - victim].output
     assert "Traceback" not in ends[1 - victim].output
     chief, other = both(here, 25651 + 10 * victim, words)
     assert (chief.code, other.code) == (0, 0), chief.output + other.output
-    assert chief.summary["resumed_from"] >= 20, f"killed at step {step} of epoch 2"
-    assert chief.summary["weights_sha256"] == pair["weights_sha256"], f"killed at step {step} of epoch 2"
+    assert chief.summary["resumed_from"] >= 20, f"killed at step {step}"
+    assert chief.summary["weights_sha256"] == pair["weights_sha256"], f"killed at step {step}"
 
 
 def test_a_full_disk_ends_both_workers(here: Box) -> None:
@@ -273,7 +272,7 @@ def test_a_full_disk_ends_both_workers(here: Box) -> None:
     chief, other = both(here, 25671, f"{FP32} --epochs=1 --checkpoint-dir=/full --checkpoint-steps=2")
     assert (chief.code, other.code) == (1, 1), chief.output + other.output
     assert "cannot be saved (No space left on device)" in chief.output
-    assert "lost another worker" in other.output and "Traceback" not in chief.output + other.output
+    assert "cannot be saved (" in other.output and "Traceback" not in chief.output + other.output
     assert here.run("ls", "-A", "/full").output.split() == ["ballast"], "no partial file"
 
 
@@ -293,8 +292,9 @@ def test_workers_with_different_data_report_it(here: Box, tmp_path: Path) -> Non
     here.run("ln", "-s", "/data/digits", "/tmp/data0")
     here.run("ln", "-s", "/data/digits1", "/tmp/data1")
     for ended in both(here, 25691, "--epochs=1 --datadir=/tmp/data{rank}"):
-        said = "the processes see different data: rank 0 has 1437 and 1437 and 360 and 360 (SHA-256 "
-        assert ended.code == 1 and said in ended.output and "rank 1 1400 and 1400" in ended.output, ended.output
+        said = "the processes see different data: rank 0 has {"
+        assert ended.code == 1 and said in ended.output and "rank 1 {" in ended.output, ended.output
+        assert "'train_images': 1437" in ended.output and "'train_images': 1400" in ended.output, ended.output
 
 
 # One shard for two workers; 75 and 53 images are no multiples of the batch size.
@@ -323,8 +323,8 @@ def test_with_fewer_shards_than_workers_and_uneven_data_the_bits_are_those_of_on
     assert chief.summary["weights_sha256"] == two["weights_sha256"]
     assert chief.summary["test_loss"] == two["test_loss"]
     tests = epochs_in(here, "/tmp/split") + epochs_in(here, "/tmp/workers")
-    assert [test["count"] for test in tests] == [53, 53]
-    assert all(0 <= test["correct"] <= 53 and test["correct"] == round(test["correct"]) for test in tests)
+    right = [test["accuracy"] * 0.53 for test in tests]
+    assert all(0 <= number <= 53 and abs(number - round(number)) < 1e-4 for number in right), "of 53 test images"
 
 
 @pytest.mark.slow("test_a_killed_worker_ends_the_other_with_one_line_and_both_resume; damaged images of one process")

@@ -12,19 +12,20 @@ import tensorflow as tf
 from trainers.common import files
 from trainers.common.files import UserError
 from trainers.common.job import Job
-from trainers.tf._peers import Peers
+from trainers.tf._peers import Peers, reason_of
 
 Test = Callable[[], dict[str, float]]
 
 
-class Running(keras.callbacks.Callback):
+class Running(keras.callbacks.Callback):  # type: ignore[misc]
     """Log, test, save and stop when ``job`` says so, in ``model.fit`` or :func:`train_workers`.
 
     ``step`` is the number of steps taken so far; ``after(step)`` is called after each.
     """
 
-    def __init__(self, job: Job, step: int, test: Test, save: Callable[[str], Any],
-                 after: Callable[[int], Any] = lambda step: None) -> None:  # fmt: skip
+    def __init__(
+        self, job: Job, step: int, test: Test, save: Callable[[str], Any], after: Callable[[int], Any]
+    ) -> None:
         super().__init__()
         self.job, self.step, self.test, self.save, self.after = job, step, test, save, after
 
@@ -33,7 +34,8 @@ class Running(keras.callbacks.Callback):
         self.step = step = self.step + 1
         self.after(step)
         if job.due("log", step):  # the mean loss since the last line: not finite if one was not
-            job.log(step, loss=model.get_metrics_result()["loss"], lr=model.optimizer.learning_rate)
+            loss = {metric.name: metric for metric in model.metrics}["loss"].result()  # others begin in a test
+            job.log(step, loss=loss, lr=model.optimizer.learning_rate)
             model.reset_metrics()
         if job.due("test", step):
             job.log(step, **self.test())
@@ -42,19 +44,22 @@ class Running(keras.callbacks.Callback):
         model.stop_training = job.stop(step)
 
 
-def fit(model: keras.Model, data: Any, running: Running, peers: Peers) -> int:
-    """Train ``model`` on the batches of ``data`` until ``running`` stops it; returns the number of steps so far."""
-    job, unscaled = running.job, peers.replicas > 1 and not running.job.args.scale_lr
-    if job.stop(running.step):
-        return running.step
+def fit(
+    model: keras.Model, data: Any, job: Job, step: int, test: Test, save: Callable[[str], Any], peers: Peers,
+    after: Callable[[int], Any] = lambda step: None,
+) -> int:  # fmt: skip
+    """Train ``model`` on the batches of ``data`` until ``job`` stops it; returns the number of steps so far."""
+    if job.stop(step):
+        return step
     job.say(f"{job.total} steps of {job.count} images on {peers.replicas} x {peers.label} in {job.args.precision}"
-            + ", --lr is not scaled" * unscaled)  # fmt: skip
+            + ", --lr is not scaled" * (peers.replicas > 1 and not job.args.scale_lr))  # fmt: skip
     if peers.replicas > 1:
         vary_dropout(model)
+    running = Running(job, step, test, save, after)
     if peers.size > 1:
         train_workers(model, data, running, peers)
     else:
-        model.fit(data, steps_per_epoch=job.last - running.step, callbacks=[running], shuffle=False, verbose=0)
+        model.fit(data, steps_per_epoch=job.last - step, callbacks=[running], shuffle=False, verbose=0)
     return running.step
 
 
@@ -64,14 +69,15 @@ def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers)
     https://github.com/keras-team/keras/issues/20585
     """
 
-    @tf.function
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def train(batch: Any) -> None:
         peers.strategy.run(model.train_step, (batch,))
 
     running.set_model(model)
     model.stop_training = False
     model.reset_metrics()
-    for number, batch in enumerate(data):
+    peers.iterator = iter(data)  # its end takes seconds, which a stop does not have: it stays to that of the process
+    for number, batch in enumerate(peers.iterator):
         train(batch)
         running.on_train_batch_end(number)
         if model.stop_training:
@@ -84,7 +90,7 @@ def tester(model: keras.Model, data: Iterable[Any], stop: Callable[[], bool], pe
     Percentages, and means of losses, over all replicas; nothing if the run has to stop.
     """
 
-    @tf.function(jit_compile=True if peers.jit else None)
+    @tf.function(autograph=False, jit_compile=peers.jit or None)  # type: ignore[untyped-decorator]
     def add(batch: Any) -> None:
         peers.strategy.run(model.test_step, (batch,))
 
@@ -128,7 +134,7 @@ def make_optimizer(
     else:
         options |= {"momentum": args.momentum, "nesterov": args.momentum > 0}
         options["weight_decay"] = args.weight_decay / (1 - args.momentum) if args.weight_decay else None
-    optimizer = Optimizer(schedule, name=args.optimizer, **options)
+    optimizer = (Optimizer if late else kind)(schedule, name=args.optimizer, **options)
     optimizer.exclude_from_weight_decay([variable for variable in variables if len(variable.shape) <= 1])
     optimizer.build(variables)
     return optimizer
@@ -146,8 +152,10 @@ class Checkpoint:
 
     def save(self, folder: str) -> None:
         """Write it into ``folder``; only the chief does."""
-        if self.peers.rank == 0:
-            self.saved.write(files.join(folder, "state"))
+        try:
+            self.saved.write(files.join(folder, "state")) if self.peers.rank == 0 else None
+        except tf.errors.OpError as error:  # "PATH; No space left on device"
+            raise UserError(reason_of(error).rpartition("; ")[2]) from None
 
     def load(self, folder: str) -> None:
         """Load it, with TensorFlow's checksums; raises if it is damaged or of another network."""

@@ -59,6 +59,7 @@ class Peers:
             tf.config.experimental.enable_op_determinism()
         keras.utils.set_random_seed(args.seed)
         self.rank, self.size = (rank, workers) if kind == "multiworker" else (0, 1)
+        self.processes = self.size  # for trainers.common.order.Peers
         self.strategy: tf.distribute.Strategy
         if kind == "multiworker":
             self.strategy = join(rank, workers)
@@ -78,13 +79,9 @@ class Peers:
         keras.config.set_dtype_policy("mixed_bfloat16" if args.precision == "bf16" else "float32")
         if self.jit and self.replicas > 1:
             raise UserError(f"--jit-compile: needs a single device, this run has {self.replicas}", USAGE)
+        self.iterator: Any = None  # of the batches in use
         self.error: Exception | None = None  # of the data, which TensorFlow replaces by its own
         joined[:] = [self]
-
-    @property
-    def processes(self) -> int:
-        """``size``, for :class:`trainers.common.order.Peers`."""
-        return self.size
 
     @staticmethod
     def run(main: Callable[[argparse.Namespace], int], args: argparse.Namespace, name: str) -> NoReturn:
@@ -173,7 +170,7 @@ class Peers:
             return self.strategy.reduce("SUM", self.strategy.run(own, (value,)), axis=None)
 
         if not hasattr(self, "_added"):
-            self._added = tf.function(added, reduce_retracing=True)
+            self._added = tf.function(added, autograph=False, reduce_retracing=True)
         return self._added(tf.constant(slots)).numpy()  # type: ignore[no-any-return]
 
     def settle(self) -> None:
@@ -207,8 +204,9 @@ class Peers:
 
 
 def reason_of(error: tf.errors.OpError) -> str:
-    """Return the first line of a TensorFlow ``error``, without the names of graph nodes before it."""
-    return (str(error.message).splitlines() or [type(error).__name__])[0].rpartition("}} ")[2]
+    """Return the first line of a TensorFlow ``error``, without the names of graph nodes and operations around it."""
+    line = (str(error.message).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("}} ")[2].partition(" [Op:")[0]
 
 
 def join(rank: int, workers: int) -> tf.distribute.Strategy:

@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
 
     from trainers.tf import _tfrecord  # noqa: F401 - TFRecord files of --datadir
     from trainers.tf._export import write
-    from trainers.tf._fit import Checkpoint, Running, fit, in_float32, make_optimizer, tester
+    from trainers.tf._fit import Checkpoint, fit, in_float32, make_optimizer, tester
     from trainers.tf._peers import Peers
 
     peers = Peers(args)  # chooses the strategy, and waits for the other workers
@@ -151,7 +151,7 @@ def main(args: argparse.Namespace) -> int:
     def compiled(body: keras.Model) -> keras.Model:
         """A model of images and boxes to crop from them, whose layers but the head learn slowly if pretrained."""
         pixels, boxes = keras.Input((stored, stored, 3), dtype="uint8"), keras.Input((4,))
-        cut = layers.Lambda(lambda given: crops(*given, args.image_size), dtype="float32")([pixels, boxes])
+        cut = layers.Lambda(lambda given: crops(given[0], given[1], args.image_size), dtype="float32")([pixels, boxes])
         model = keras.Model((pixels, boxes), body(cut))
         variables = model.trainable_variables
         slow = [variable for variable in variables if args.weights and "head" not in variable.path]
@@ -210,8 +210,8 @@ def main(args: argparse.Namespace) -> int:
         test = test_of(model)
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())
-        running = Running(job, step, test, checkpoint.save)  # logs, tests, saves, and stops
-        step = fit(model, peers.dataset(partial(batches, step), specs(args.batch_size)[:2]), running, peers)
+        batched = peers.dataset(partial(batches, step), specs(args.batch_size)[:2])
+        step = fit(model, batched, job, step, test, checkpoint.save, peers)  # logs, tests, saves, and stops
         return job.finish(step, checkpoint.save, export)
 
 

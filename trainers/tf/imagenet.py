@@ -76,7 +76,7 @@ def learner(args: argparse.Namespace, network: keras.Model) -> keras.Model:
     import keras
     import tensorflow as tf
 
-    class Learner(keras.Model):
+    class Learner(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.network, self.mean = network, keras.metrics.Mean("loss")
@@ -117,7 +117,7 @@ def averager(slow: keras.Model, fast: keras.Model, most: float, peers: Peers) ->
     def move(average: Any, new: Any, decay: tf.Tensor) -> None:
         average.assign_add(tf.cast(1 - decay, average.dtype) * (new - average))
 
-    @tf.function
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(decay: tf.Tensor) -> None:
         for average, variable in zip(slow.variables, fast.variables, strict=True):
             if "float" in variable.dtype:
@@ -134,7 +134,7 @@ def main(args: argparse.Namespace) -> int:
 
     from trainers.tf import _tfrecord  # noqa: F401 - TFRecord files of --datadir
     from trainers.tf._export import write
-    from trainers.tf._fit import Checkpoint, Running, fit, in_float32, make_optimizer, tester
+    from trainers.tf._fit import Checkpoint, fit, in_float32, make_optimizer, tester
     from trainers.tf._peers import Peers
 
     peers = Peers(args)  # chooses the strategy, and waits for the other workers
@@ -199,11 +199,11 @@ def main(args: argparse.Namespace) -> int:
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())
         after = averager(average, model, args.ema, peers) if average else lambda step: None
-        running = Running(job, step, test, checkpoint.save, after)  # logs, tests, saves, and stops
         side = None if args.progressive else args.image_size
         images, labels, _ = specs(args.batch_size * args.accumulate, side)
         given = (images, tf.TensorSpec((1, side, side), "float32")), labels
-        step = fit(model, peers.dataset(partial(batches, step), given), running, peers)
+        batched = peers.dataset(partial(batches, step), given)
+        step = fit(model, batched, job, step, test, checkpoint.save, peers, after)  # logs, tests, saves, and stops
         return job.finish(step, checkpoint.save, export)
 
 

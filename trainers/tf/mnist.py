@@ -66,7 +66,8 @@ def network(args: argparse.Namespace) -> keras.Model:
 def shifted(images: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
     """The images of ``rows[n, 3]`` (number, and offsets from 0 to 2 ``most``); ``images`` have a border of ``most``."""
     side = np.arange(mnist.SIDE)
-    return images[rows[:, 0, None, None], (rows[:, 1, None] + side)[:, :, None], (rows[:, 2, None] + side)[:, None, :]]
+    down, across = (rows[:, 1, None] + side)[:, :, None], (rows[:, 2, None] + side)[:, None, :]
+    return images[rows[:, 0, None, None], down, across]  # type: ignore[no-any-return]
 
 
 def padded(images: np.ndarray, labels: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, ...]]:
@@ -85,7 +86,7 @@ def main(
     import tensorflow as tf
 
     from trainers.tf._export import write
-    from trainers.tf._fit import Checkpoint, Running, fit, in_float32, make_optimizer, tester
+    from trainers.tf._fit import Checkpoint, fit, in_float32, make_optimizer, tester
     from trainers.tf._peers import Peers
 
     peers = Peers(args)  # chooses the strategy, and waits for the other workers
@@ -144,8 +145,8 @@ def main(
         test = test_of(model)
         if job.due("test", step):  # --eval-only, or a run that was stopped during its last test
             job.log(step, **test())
-        running = Running(job, step, test, checkpoint.save)  # logs, tests, saves, and stops
-        step = fit(model, peers.dataset(partial(batches, step), tuple(specs(args.batch_size)[:2])), running, peers)
+        batched = peers.dataset(partial(batches, step), tuple(specs(args.batch_size)[:2]))
+        step = fit(model, batched, job, step, test, checkpoint.save, peers)  # logs, tests, saves, and stops
         return job.finish(step, checkpoint.save, export)
 
 
