@@ -143,7 +143,7 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
     points = "[plugins]\nfine = good:math\ndotted = good.math\nbehind = good:behind\nbroken = good:mathematics\n"
     points += "extra = gone [cli]\n[left.out]\nx = gone\n"
     install("tool", files, entry_points=points)
-    found = check(["tool"], ["tool"], [{"group": "left.out"}, {"file": f"good/other{suffix}"}])
+    found = check(["tool"], ["tool"], [{"group": "left.out"}, {"package": "tool", "files": "good/oth"}])
     assert {kind: found[kind] for kind in ("modules", "entry_points", "extension_modules")} == {
         "modules": 2, "entry_points": 4, "extension_modules": 1
     }  # fmt: skip
@@ -169,7 +169,12 @@ def test_it_supports_the_oldest_python_of_a_base() -> None:
 def test_what_is_left_out_has_a_reason_and_names_what_it_is_of() -> None:
     rows = yaml_source.plain(yaml_source.read(smoke_packages._LEFT_OUT))["left_out"]
     keys = {tuple(sorted(row.keys() - {"reason"})) for row in rows}
-    assert all(row["reason"] for row in rows) and keys <= {("package", "script"), ("package",), ("group",), ("file",)}
+    assert all(row["reason"] for row in rows) and keys <= {
+        ("package", "script"),
+        ("package",),
+        ("group",),
+        ("files", "package"),
+    }
 
 
 class Silent(smoke_packages.Beside):

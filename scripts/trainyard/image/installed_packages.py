@@ -157,7 +157,8 @@ def try_package(name: str, left_out: list[str], said: str, *, imports: bool) -> 
     """Import the modules of a distribution, load its entry points, and then its extension modules.
 
     Args:
-        left_out: groups of entry points, and files. ``imports``: whether modules and extension modules are tried.
+        left_out: groups of entry points, and beginnings of paths of extension modules.
+        imports: whether modules and extension modules are tried.
         said: path of the file that is written to: a JSON string with what is tried, before it is; at the end a list of
             what was tried, and why it failed.
     """
@@ -188,7 +189,7 @@ def try_package(name: str, left_out: list[str], said: str, *, imports: bool) -> 
         loaded = {line.split(None, 5)[-1].strip() for line in maps}
     for file in distribution.files if imports and distribution.files else ():
         path = os.path.realpath(str(distribution.locate_file(file)))
-        if str(file) not in left_out and path not in loaded and is_extension_module(path):
+        if path not in loaded and is_extension_module(path) and not str(file).startswith(tuple(left_out)):
             attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags()))
     say(tried)
     os._exit(0)  # what runs at the end of a program was not asked for
@@ -231,8 +232,10 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     for each in map(Installed, importlib.metadata.distributions()):
         known.setdefault(each.name, each)  # of several, the first is imported
     packages = [name for name in known if name in request["packages"]]
-    skipped = {(row.get("package"), row.get("script")) for row in request["skip"]}
-    left_out = {row.get("group") or row.get("file", "") for row in request["skip"]} | {"console_scripts", "gui_scripts"}
+    skipped = {(row.get("package"), row.get("script")) for row in request["skip"] if "files" not in row}
+    groups = {row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"}
+    of_files = [row for row in request["skip"] if "files" in row]
+    files = {name: [row["files"] for row in of_files if row["package"] == name] for name in packages}
     scripts: dict[tuple[str, str], list[str]] = {}  # (package, function) -> its names: one is started
     for name in packages:
         for point in known[name].entry_points:
@@ -245,10 +248,10 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         started = [(pool.submit(start_script, words[0]), words, name) for (name, _), words in scripts.items()]
         loading = [
-            (pool.submit(check_package, name, sorted(left_out), imports=name in named), name)
+            (pool.submit(check_package, name, [*groups, *files[name]], imports=name in named), name)
             for name in packages
             if not known[name].damaged
-            and (name in named or any(point.group not in left_out for point in known[name].entry_points))
+            and (name in named or any(point.group not in groups for point in known[name].entry_points))
         ]
         for script, words, name in started:
             why = script.result()
@@ -275,7 +278,8 @@ def main() -> None:
     """Print the result of :func:`check` for the object in the first argument, as the last line.
 
     Its keys: ``packages``, the canonical names of the distributions to check; ``named``, those whose modules are
-    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, ``file``, or ``group``.
+    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, ``package`` and
+    ``files``, or ``group``.
     """
     request = json.loads(sys.argv[1])
     os.chdir(tempfile.gettempdir())
