@@ -137,12 +137,13 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
         "_private.py": "import gone",
         "space/part/__init__.py": "import gone",
         f"good/whole{suffix}": b"\x7fELF PyInit_whole",
+        f"good/other{suffix}": b"\x7fELF PyInit_other",
         f"good/libother{suffix}": b"\x7fELF",
     }
     points = "[plugins]\nfine = good:math\ndotted = good.math\nbehind = good:behind\nbroken = good:mathematics\n"
     points += "extra = gone [cli]\n[left.out]\nx = gone\n"
     install("tool", files, entry_points=points)
-    found = check(["tool"], ["tool"], [{"group": "left.out"}])
+    found = check(["tool"], ["tool"], [{"group": "left.out"}, {"package": "tool", "files": "good/oth"}])
     assert {kind: found[kind] for kind in ("modules", "entry_points", "extension_modules")} == {
         "modules": 2, "entry_points": 4, "extension_modules": 1
     }  # fmt: skip
@@ -165,10 +166,15 @@ def test_it_supports_the_oldest_python_of_a_base() -> None:
     ast.parse(Path(installed_packages.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
-def test_what_is_left_out_has_a_reason_and_names_a_script_a_package_or_a_group() -> None:
+def test_what_is_left_out_has_a_reason_and_names_what_it_is_of() -> None:
     rows = yaml_source.plain(yaml_source.read(smoke_packages._LEFT_OUT))["left_out"]
     keys = {tuple(sorted(row.keys() - {"reason"})) for row in rows}
-    assert all(row["reason"] for row in rows) and keys <= {("package", "script"), ("package",), ("group",)}
+    assert all(row["reason"] for row in rows) and keys <= {
+        ("package", "script"),
+        ("package",),
+        ("group",),
+        ("files", "package"),
+    }
 
 
 class Silent(smoke_packages.Beside):

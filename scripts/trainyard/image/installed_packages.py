@@ -153,11 +153,12 @@ def load(point: importlib.metadata.EntryPoint) -> None:
             raise
 
 
-def try_package(name: str, groups: list[str], said: str, *, imports: bool) -> None:
+def try_package(name: str, left_out: list[str], said: str, *, imports: bool) -> None:
     """Import the modules of a distribution, load its entry points, and then its extension modules.
 
     Args:
-        groups: of entry points that are left out. ``imports``: whether modules and extension modules are tried.
+        left_out: groups of entry points, and beginnings of paths of extension modules.
+        imports: whether modules and extension modules are tried.
         said: path of the file that is written to: a JSON string with what is tried, before it is; at the end a list of
             what was tried, and why it failed.
     """
@@ -181,23 +182,23 @@ def try_package(name: str, groups: list[str], said: str, *, imports: bool) -> No
     for module in modules_of(distribution) if imports else ():
         attempt(f"import {module}", lambda module=module: importlib.import_module(module))
     for point in distribution.entry_points:
-        if point.group in groups or "[" in point.value:  # of an extra, which is not installed
+        if point.group in left_out or "[" in point.value:  # of an extra, which is not installed
             continue
         attempt(f"entry point {point.name} of {point.group}", lambda point=point: load(point))
     with open("/proc/self/maps") as maps:
         loaded = {line.split(None, 5)[-1].strip() for line in maps}
     for file in distribution.files if imports and distribution.files else ():
         path = os.path.realpath(str(distribution.locate_file(file)))
-        if path not in loaded and is_extension_module(path):
+        if path not in loaded and is_extension_module(path) and not str(file).startswith(tuple(left_out)):
             attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags()))
     say(tried)
     os._exit(0)  # what runs at the end of a program was not asked for
 
 
-def check_package(name: str, groups: list[str], *, imports: bool) -> list[tuple[str, str]]:
+def check_package(name: str, left_out: list[str], *, imports: bool) -> list[tuple[str, str]]:
     """Run :func:`try_package` in a subprocess, and return each step with its error, empty if it succeeded."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
-        request = json.dumps({"package": name, "groups": groups, "imports": imports, "said": said.name})
+        request = json.dumps({"package": name, "left_out": left_out, "imports": imports, "said": said.name})
         status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
         lines = [json.loads(line) for line in said]
     if lines and isinstance(lines[-1], list):
@@ -231,8 +232,10 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     for each in map(Installed, importlib.metadata.distributions()):
         known.setdefault(each.name, each)  # of several, the first is imported
     packages = [name for name in known if name in request["packages"]]
-    skipped = {(row.get("package"), row.get("script")) for row in request["skip"]}
-    groups = sorted({row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"})
+    skipped = {(row.get("package"), row.get("script")) for row in request["skip"] if "files" not in row}
+    groups = {row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"}
+    of_files = [row for row in request["skip"] if "files" in row]
+    files = {name: [row["files"] for row in of_files if row["package"] == name] for name in packages}
     scripts: dict[tuple[str, str], list[str]] = {}  # (package, function) -> its names: one is started
     for name in packages:
         for point in known[name].entry_points:
@@ -245,7 +248,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         started = [(pool.submit(start_script, words[0]), words, name) for (name, _), words in scripts.items()]
         loading = [
-            (pool.submit(check_package, name, groups, imports=name in named), name)
+            (pool.submit(check_package, name, [*groups, *files[name]], imports=name in named), name)
             for name in packages
             if not known[name].damaged
             and (name in named or any(point.group not in groups for point in known[name].entry_points))
@@ -275,12 +278,13 @@ def main() -> None:
     """Print the result of :func:`check` for the object in the first argument, as the last line.
 
     Its keys: ``packages``, the canonical names of the distributions to check; ``named``, those whose modules are
-    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, or ``group``.
+    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, ``package`` and
+    ``files``, or ``group``.
     """
     request = json.loads(sys.argv[1])
     os.chdir(tempfile.gettempdir())
     if "package" in request:
-        try_package(request["package"], request["groups"], request["said"], imports=request["imports"])
+        try_package(request["package"], request["left_out"], request["said"], imports=request["imports"])
     else:
         os.nice(5)
         print(json.dumps(check(request)))

@@ -16,8 +16,8 @@ LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 RECORD = """
 import json, os, sys, time
 rank = os.environ["RANK"]
-print("out", rank, flush=True)
-print("err", rank, file=sys.stderr, flush=True)
+os.write(1, f"out {rank}\\n".encode())  # at once: unbuffered, print() writes a line in parts
+os.write(2, f"err {rank}\\n".encode())
 times = json.loads(sys.argv[1])
 if rank in times:
     stack = 'Traceback:\\n  File "/a.py", line 1, in f\\n  File "/b.py", line 12\\nValueError: x\\n'
