@@ -50,14 +50,18 @@ Sample = tuple[bytes, int, str]  # encoded image, label, a name for messages
 
 @dataclass(frozen=True)
 class Format:
-    """Shards whose names match ``pattern``; ``parse(record, where)`` is the image and label in one without a label."""
+    """Shards whose names match ``pattern``; ``parse(record, where)`` is the image and label in one without a label.
 
+    ``shown`` is the pattern for messages.
+    """
+
+    shown: str
     pattern: str
     scan: shards.Scan
     parse: Callable[[bytes, str], tuple[bytes, int]] | None = None
 
 
-FORMATS = [Format(r"\.tar$", shards.tar)]  # a framework may add its own
+FORMATS = [Format("*.tar", r"\.tar$", shards.tar)]  # a framework may add its own
 
 
 class Images:
@@ -254,8 +258,11 @@ def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classe
     else:
         images = _class_folders(folder, contents, classes)
     if not images.count:
-        raise UserError(f"{folder}: has no images: neither <class>/*.jpg nor *.tar (of TFRecord files, which only the"
-                        " TensorFlow trainers read, make tar shards)")  # fmt: skip
+        shown = " nor ".join(["<class>/*.jpg", *(form.shown for form in FORMATS)])
+        other = (
+            "" if len(FORMATS) > 1 else " (of TFRecord files, which only the TensorFlow trainers read, make tar shards)"
+        )
+        raise UserError(f"{folder}: has no images: neither {shown}{other}")
     return images
 
 

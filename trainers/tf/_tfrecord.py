@@ -57,4 +57,4 @@ def parse(content: bytes, where: str) -> tuple[bytes, int]:
     return image[0][0], label[0][0]
 
 
-images.FORMATS.append(images.Format(r"-\d{5}-of-\d{5}$|\.tfrecords?$", scan, parse))
+images.FORMATS.append(images.Format("*.tfrecord", r"-\d{5}-of-\d{5}$|\.tfrecords?$", scan, parse))
