@@ -24,7 +24,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
-    """Offset, length and label (-1: in the record) of each record in ``file``; the length includes the checksum."""
+    """Return offset, length, with the checksum, and label (-1: in the record) of each record in ``file``."""
     found: list[tuple[int, int, int]] = []
     at, end = 0, file.seek(0, 2)
     while at < end:
@@ -42,7 +42,7 @@ def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
 
 
 def parse(content: bytes, where: str) -> tuple[bytes, int]:
-    """The features image/encoded and image/class/label (or image and label) of the tf.train.Example in a record."""
+    """Return image/encoded and image/class/label (or image and label) of the tf.train.Example in a record."""
     if len(content) < 4 or _masked_crc(content[:-4]) != content[-4:]:
         raise Damaged(f"{where}: its checksum is wrong; download the file again")
     try:

@@ -138,7 +138,7 @@ def test_the_line_about_no_images_has_the_forms_that_the_framework_reads(
 
 
 def test_empty_folders_hidden_ones_and_lost_and_found_are_no_classes(tmp_path: Path) -> None:
-    """As on a disk of its own, and after a class was moved away."""
+    """Leave out lost+found of a disk, and the folder of a class that was moved away."""
     folder = drawn.write(tmp_path, "folder", train=20, test=7)
     for split in ("train", "test"):
         for name in ("aaa-empty", "lost+found", ".ipynb_checkpoints"):
