@@ -8,12 +8,12 @@ _HOST_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def is_host(word: str) -> bool:
-    """Whether a word is a host name or an IPv4 address that XRT's grammar allows: `[a-zA-Z0-9_\\-\\.]+` (R2.1)."""
+    """Return whether a word is a host name or an IPv4 address as XRT allows it: `[a-zA-Z0-9_\\-\\.]+` (R2.1)."""
     return bool(word) and _HOST_CHARACTERS.issuperset(word)
 
 
 def is_ipv6(word: str) -> bool:
-    """Whether a word is the IPv6 address of a host (RFC 4291) without brackets; it may have a zone (`fe80::1%eth0`)."""
+    """Return whether a word is an IPv6 address (RFC 4291) without brackets; it may have a zone (`fe80::1%eth0`)."""
     word, percent, zone = word.partition("%")
     if ":" not in word or (percent and not is_host(zone)):
         return False
@@ -26,12 +26,12 @@ def is_ipv6(word: str) -> bool:
 
 
 def port_number(word: str) -> int:
-    """The TCP port in a text; 0 if it is not one."""
+    """Return the TCP port in a text; 0 if it is not one."""
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 5 and 0 < int(word) < 65536 else 0
 
 
 def is_address(word: str) -> bool:
-    """Whether a word is a host name, an IPv4 address or an IPv6 address without brackets."""
+    """Return whether a word is a host name, an IPv4 address or an IPv6 address without brackets."""
     return is_host(word) or is_ipv6(word)
 
 

@@ -120,7 +120,7 @@ def _read_recipe(host: Host) -> Image:
 
 
 class _Context:
-    """What the scanner of json's decoder has as its attributes."""
+    """Hold the attributes that the scanner of json's decoder reads."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -129,7 +129,7 @@ class _Context:
 
 
 def _loads(content: bytes) -> Any:
-    """As `json.loads`, without `json`, which imports `re` and takes as long as the rest of the start.
+    """Parse JSON without `json`, which imports `re` and takes as long as the rest of the start.
 
     What the scanner in C does not take, of the file or in another version of Python, is left to `json`.
     """

@@ -1,4 +1,4 @@
-"""The metadata server of Google Cloud (R4.2, R11.2, R11.3). Imported only if a request is needed."""
+"""Ask the metadata server of Google Cloud (R4.2, R11.2, R11.3). Imported only if a request is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBE_TIMEOUT = 1.0  # seconds; the server is on the same machine and responds i
 
 
 class Metadata:
-    """The GCE metadata server.
+    """Ask the GCE metadata server.
 
     Args:
         host: GCE_METADATA_HOST, "host" or "host:port"; "" for the default.
@@ -40,12 +40,12 @@ class Metadata:
             raise config_error(f"GCE_METADATA_HOST is {host[:80]!r} ({error}): write HOST or HOST:PORT") from None
 
     def ask(self, path: str) -> tuple[int, str]:
-        """HTTP status and text of one entry. Raises FetchError if the server cannot be reached."""
+        """Return HTTP status and text of one entry. Raises FetchError if the server cannot be reached."""
         status, body = self._get(self.root + path, {"Metadata-Flavor": "Google"}, self.timeout)
         return status, body.decode("utf-8", "replace").strip()
 
     def value(self, path: str) -> str:
-        """The text of one entry. Raises FetchError if there is none."""
+        """Return the text of one entry. Raises FetchError if there is none."""
         status, text = self.ask(path)
         if status != 200 or not text:
             raise fetch.FetchError(f"the metadata server has no {path} (HTTP {status})")
@@ -53,7 +53,7 @@ class Metadata:
 
 
 def tpu_vm_attributes(metadata: Metadata) -> dict[str, str]:
-    """The metadata attributes that describe a TPU VM's slice (R4.2), as far as they exist.
+    """Return the metadata attributes that describe a TPU VM's slice (R4.2), as far as they exist.
 
     Raises:
         FetchError: the server cannot be reached; the caller continues without attributes.

@@ -1,4 +1,4 @@
-"""Files of the processes of a node, as torchrun has them: output, and the error that one ended with (R15.8)."""
+"""Keep output and errors of the processes of a node in files, as torchrun does (R15.8)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPIED = 65536  # bytes read at once from a process
 
 
 class Folders:
-    """A folder for each rank: `attempt_N/RANK` below LAUNCHER_LOG_DIR, else a temporary one, for its error file.
+    """Make a folder for each rank: `attempt_N/RANK` below LAUNCHER_LOG_DIR, else a temporary one, for its error file.
 
     Args:
         root: LAUNCHER_LOG_DIR; "" for temporary folders, without which the processes run all the same.
@@ -53,7 +53,7 @@ class Folders:
                 ) from None
 
     def first_error(self) -> str:
-        """The error with the least timestamp that a process has written, as one line; "" without one.
+        """Return the error with the least timestamp that a process has written, as one line; "" without one.
 
         `@record` of torch.distributed.elastic writes the exception that ended a program.
         """
@@ -85,7 +85,7 @@ class Folders:
 
 
 class Copier:
-    """Copies a pipe to a stream of the launcher, each line with a prefix if there is one, and to a file.
+    """Copy a pipe to a stream of the launcher, each line with a prefix if there is one, and to a file.
 
     Args:
         source: the pipe's read end.

@@ -1,4 +1,4 @@
-"""What reads the rows of `sources`: nodes and processes that a platform has numbered, and what is no plain variable.
+"""Read the rows of `sources`: nodes and processes that a platform has numbered, and what is no plain variable.
 
 Each function takes the row, the environment and the TPU slice of this host, and returns the coordinates, or None if
 these variables give none. Imported only if a variable of a row is set.
@@ -34,7 +34,7 @@ DETERMINED_FILE = "/run/determined/info/rendezvous.json"  # of Determined's `Ren
 
 
 def nodes(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """Nodes that a platform or the user has numbered; None for the only node of a platform.
+    """Return nodes that a platform or the user has numbered; None for the only node of a platform.
 
     The main node of AWS Batch need not be the first one. It becomes node 0, and the nodes after it are numbered on,
     because the node whose address is known has to be node 0.
@@ -67,14 +67,14 @@ def nodes(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def lepton(env: Env) -> str:
-    """The name of worker 0 of DGX Cloud Lepton, as in NVIDIA's scripts (R13.29); "" if it is unknown."""
+    """Return the name of worker 0 of DGX Cloud Lepton, as in NVIDIA's scripts (R13.29); "" if it is unknown."""
     job = text(env, "LEPTON_JOB_NAME")
     prefix, domain = text(env, "LEPTON_JOB_SERVICE_PREFIX") or job, text(env, "LEPTON_SUBDOMAIN") or f"{job}-job-svc"
     return f"{prefix}-0.{domain}" if prefix else ""
 
 
 def processes(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """Ranks of MPI, Horovod and others, which know processes but not nodes: equal numbers on each node are assumed."""
+    """Return ranks of MPI, Horovod and others, which know no nodes: equal numbers on each node are assumed."""
     if not text(env, row.size) or _count(env, row.size) == 1:
         return None
     size = _count(env, row.size)
@@ -95,7 +95,7 @@ def processes(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def open_mpi(env: Env, task: Task) -> tuple[str, int]:
-    """The address of mpirun, which Open MPI 5 does not set, and the number of its job (R13.10)."""
+    """Return the address of mpirun, which Open MPI 5 does not set, and the number of its job (R13.10)."""
     first = text(env, "OMPI_MCA_orte_hnp_uri")
     host = _first_address(first)
     away = _first_address(text(env, "OMPI_MCA_orte_local_daemon_uri")) not in ("", host)
@@ -111,7 +111,7 @@ def open_mpi(env: Env, task: Task) -> tuple[str, int]:
 
 
 def _first_address(uri: str) -> str:
-    """The first address in "88735744.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361"; "" without one."""
+    """Return the first address in "8.0;tcp://192.0.2.2,172.17.0.1:38957;tcp6://[fd00::2]:55361"; "" without one."""
     for part in uri.split(";")[1:]:
         scheme, _, rest = part.partition("://")
         words = rest[1:].partition("]")[0] if rest.startswith("[") else rest.rpartition(":")[0]
@@ -122,13 +122,13 @@ def _first_address(uri: str) -> str:
 
 
 def hydra(env: Env, task: Task) -> tuple[str, int | None]:
-    """No address, which Hydra does not tell, and a number of the job: its proxy on one node, else Slurm's (R13.11)."""
+    """Return no address, which Hydra does not tell, and a number of the job: its proxy's, or Slurm's (R13.11)."""
     job = number(env, "SLURM_JOB_ID", digits=10)
     return "", _hydra_proxy(_sysroot(env)) if task.nodes_known else 32 * job if job else None
 
 
 def _hydra_proxy(sysroot: str) -> int | None:
-    """The process id of Hydra's proxy, the parent of all ranks of a job on this node (R13.19); None if it is unknown.
+    """Return the process id of Hydra's proxy, the parent of all ranks of a node (R13.19); None if it is unknown.
 
     A rank may be a shell that started the launcher. In a container with its own process IDs the proxy is not visible.
     """
@@ -146,7 +146,7 @@ def _hydra_proxy(sysroot: str) -> int | None:
 
 
 def torchelastic(row: Source, env: Env, _: Slice | None) -> Cluster:
-    """Processes started by torchrun have their coordinates (R13.1)."""
+    """Return None: processes started by torchrun have their coordinates (R13.1)."""
     rank, size = number(env, "GROUP_RANK"), max(1, number(env, "GROUP_WORLD_SIZE", 1))
     if rank >= size:
         raise config_error(f"GROUP_RANK is {rank}, but GROUP_WORLD_SIZE is {size}: torchrun sets both")
@@ -157,7 +157,7 @@ def torchelastic(row: Source, env: Env, _: Slice | None) -> Cluster:
 
 
 def ranks(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """MASTER_ADDR, RANK and WORLD_SIZE, which count nodes on Vertex AI and Kubeflow, processes elsewhere (R13.2).
+    """Read MASTER_ADDR, RANK and WORLD_SIZE, which count nodes on Vertex AI and Kubeflow, processes elsewhere (R13.2).
 
     With LOCAL_RANK this process is one of several that another launcher has started.
     """
@@ -192,7 +192,7 @@ def ranks(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def pet(row: Source, env: Env, _: Slice | None) -> Cluster:
-    """PET_*: torchrun's own variables, set by Kubeflow (R13.3)."""
+    """Read PET_*: torchrun's own variables, set by Kubeflow (R13.3)."""
     described = _outside(env)
     if described:
         return described
@@ -221,7 +221,7 @@ ROLES = {"chief": "master", "master": "master", "worker": "worker", "ps": "serve
 
 
 def tasks(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """Vertex AI's CLUSTER_SPEC (R13.4), whose member `job` has no fixed type and is not read, and TF_CONFIG (R13.5).
+    """Read Vertex AI's CLUSTER_SPEC (R13.4), but its member `job`, which has no fixed type, and TF_CONFIG (R13.5).
 
     chief or master is node 0, followed by the workers; other tasks have no rank.
     """
@@ -264,7 +264,7 @@ def tasks(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def _hosts(name: str, cluster: object) -> dict[str, list[str]]:
-    """The member `cluster`: TensorFlow's task type -> addresses; {} if missing."""
+    """Return the member `cluster`: TensorFlow's task type -> addresses; {} if missing."""
     if not isinstance(cluster, (dict, type(None))):
         raise config_error(f"{name}: cluster must be an object of lists")
     for key, addresses in (cluster or {}).items():
@@ -281,7 +281,7 @@ def _type(name: str, word: str) -> str:
 
 
 def _described(env: Env) -> Cluster | None:
-    """What CLUSTER_SPEC or TF_CONFIG say beside RANK or NODE_RANK; None if they are unset or invalid (R13.17)."""
+    """Return what CLUSTER_SPEC or TF_CONFIG say beside RANK or NODE_RANK; None if unset or invalid (R13.17)."""
     try:
         return next(filter(None, (tasks(row, env, None) for row in SOURCES if row.read == "tasks")), None)
     except LaunchError:
@@ -289,13 +289,13 @@ def _described(env: Env) -> Cluster | None:
 
 
 def _outside(env: Env) -> Cluster | None:
-    """The same, of a node outside the training world."""
+    """Return the same, of a node outside the training world."""
     described = _described(env)
     return described if described and described.node_rank is None else None
 
 
 def indexed_job(row: Source, env: Env, found: Slice | None) -> Cluster | None:
-    """The hosts of a TPU slice, or the pods of a JobSet or an indexed Job (R13.6).
+    """Return the hosts of a TPU slice, or the pods of a JobSet or an indexed Job (R13.6).
 
     Nodes of several slices are numbered slice by slice, as JAX does. A TPU VM has the variables of several slices in
     the metadata server.
@@ -345,7 +345,7 @@ def indexed_job(row: Source, env: Env, found: Slice | None) -> Cluster | None:
 
 
 def slurm(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """A task of a Slurm step (R13.12).
+    """Return a task of a Slurm step (R13.12).
 
     The variables of a job are not enough: the script of sbatch has SLURM_PROCID=0 and SLURM_NTASKS=4 too, and is not
     one of four. Only srun sets SLURM_STEP_ID, and only tasks have a SLURM_PROCID over 0.
@@ -389,7 +389,7 @@ def slurm(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def first_node(nodes: str) -> str:
-    """The first name in Slurm's "node[01-03,07],other", "rack[0-1]node[1-4]" or "a,b"; "" if it cannot be read."""
+    """Return the first name in Slurm's "node[01-03,07],other", "rack[0-1]node[1-4]" or "a,b"; "" if there is none."""
     found, rest = "", nodes
     while rest:
         literal, bracket, after = rest.partition("[")
@@ -406,7 +406,7 @@ def first_node(nodes: str) -> str:
 
 
 def _per_node(word: str) -> list[int]:
-    """Tasks of each node in Slurm's "3,1" or "4(x2),3"; [] if it cannot be read."""
+    """Return the tasks of each node in Slurm's "3,1" or "4(x2),3"; [] if it cannot be read."""
     found: list[int] = []
     for part in word.split(","):
         count, times, repeats = part.partition("(x")
@@ -426,7 +426,7 @@ VOLCANO_OUTSIDE = {"PS": "server", "EVALUATOR": "evaluator"}
 
 
 def volcano(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """A pod of a Volcano job with the plugins `env` and `svc` (R13.15)."""
+    """Return a pod of a Volcano job with the plugins `env` and `svc` (R13.15)."""
     name = next(signal for signal in row.signals if text(env, signal))
     index = integer(name, text(env, name), 0, MAX_NODES)
     hosts = {
@@ -464,7 +464,7 @@ def volcano(row: Source, env: Env, _: Slice | None) -> Cluster | None:
 
 
 def sagemaker(row: Source, env: Env, _: Slice | None) -> Cluster | None:
-    """A container of a SageMaker training job (R13.16).
+    """Return a container of a SageMaker training job (R13.16).
 
     SM_HOSTS and SM_CURRENT_HOST are set by SageMaker's own toolkit. Without it there is a file with the same content.
     The hosts of a heterogeneous cluster that train together are those of one instance group.
@@ -518,7 +518,7 @@ def refuse_determined(env: Env) -> None:
 
 
 def _at(source: str, rank: int | None, size: int, name: str, head: str, env: Env, role: str = "") -> Cluster:
-    """Coordinates with the address of node 0 that a variable has, and its port unless MASTER_PORT is set."""
+    """Return coordinates with the address of node 0 that a variable has, and its port unless MASTER_PORT is set."""
     host, port = address.split(name, head)
     return Cluster(source, rank, size, host, master_port(env) or port or DEFAULT_PORT, role)
 
@@ -541,7 +541,7 @@ def _count(env: Env, name: str) -> int:
 
 
 def _rank(env: Env, name: str, size: int, of: str = "") -> int:
-    """A rank below a size, which is that in a variable if `of` names one. Raises LaunchError (2)."""
+    """Return a rank below a size, which is that in a variable if `of` names one. Raises LaunchError (2)."""
     rank = integer(name, text(env, name), 0, MAX_NODES if of else size - 1)
     if rank >= size:
         raise config_error(f"{name} is {rank}, but {of} is {size}: ranks go from 0 to {of} - 1")
@@ -549,7 +549,7 @@ def _rank(env: Env, name: str, size: int, of: str = "") -> int:
 
 
 def _upper(env: Env, name: str) -> int:
-    """The number of nodes in "4", or the larger one in torchrun's elastic range "2:4"; 0 if unset.
+    """Return the number of nodes in "4", or the larger one in torchrun's elastic range "2:4"; 0 if unset.
 
     Raises:
         LaunchError: (2) for anything else.

@@ -1,4 +1,4 @@
-"""The table of R13: which variables say who this node or process is, what they count, and where that is documented.
+"""List in a table (R13) which variables say who this node or process is, what they count, and where that is documented.
 
 `cluster` goes through the rows in order, and `readers` has what reads one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Source:
-    """A row.
+    """Describe a row.
 
     Attributes:
         rule: its id in docs/launcher-contract.md. name: what logs and messages call it.

@@ -114,7 +114,7 @@ def _xrt_pod(
 
 
 def _names_addresses(value: str) -> bool:
-    """Whether a value consists of addresses, which TensorFlow uses without a request to the API (R11.7)."""
+    """Return whether a value consists of addresses, which TensorFlow uses without a request to the API (R11.7)."""
     try:
         return value.startswith("grpc://") and bool(parse_endpoints(value))
     except LaunchError:

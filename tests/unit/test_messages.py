@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import shlex
 import subprocess
@@ -158,6 +159,14 @@ def test_where_the_command_was_called_by_its_path_messages_name_it_by_that(
     assert capsys.readouterr().err == (
         f"run '{called} push' or `TRAINYARD_ARCH=arm64 {called} image` and 'sudo {called} setup'; a trainyard\n"
     )
+
+
+def test_a_warning_is_shown_once_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with console.Messages():
+            for text in ("a", "b", "a"):
+                logging.getLogger("trainyard").warning(text)
+    assert capsys.readouterr().err == "WARNING: a\nWARNING: b\n" * 2
 
 
 @pytest.mark.parametrize("called", ["/usr/local/bin/trainyard", "/x/trainyard/__main__.py", "-c", "bin/pytest"])

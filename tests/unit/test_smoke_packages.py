@@ -143,7 +143,9 @@ def test_modules_entry_points_and_extension_modules_are_loaded(install: Install,
     points = "[plugins]\nfine = good:math\ndotted = good.math\nbehind = good:behind\nbroken = good:mathematics\n"
     points += "extra = gone [cli]\n[left.out]\nx = gone\n"
     install("tool", files, entry_points=points)
-    found = check(["tool"], ["tool"], [{"group": "left.out"}, {"package": "tool", "files": "good/oth"}])
+    found = check(
+        ["tool"], ["tool"], [{"group": "left.out"}, {"package": "tool", "files": "good/oth"}, {"group": "good/wh"}]
+    )
     assert {kind: found[kind] for kind in ("modules", "entry_points", "extension_modules")} == {
         "modules": 2, "entry_points": 4, "extension_modules": 1
     }  # fmt: skip

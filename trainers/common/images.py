@@ -55,18 +55,22 @@ class Damaged(UserError):
 
 @dataclass(frozen=True)
 class Format:
-    """Shards whose names match ``pattern``; ``parse(record, where)`` is the image and label in one without a label."""
+    """Describe shards whose names match ``pattern``; ``parse(record, where)`` is its image and label.
 
+    ``shown`` is the pattern for messages.
+    """
+
+    shown: str
     pattern: str
     scan: shards.Scan
     parse: Callable[[bytes, str], tuple[bytes, int]] | None = None
 
 
-FORMATS = [Format(r"\.tar$", shards.tar)]  # a framework may add its own
+FORMATS = [Format("*.tar", r"\.tar$", shards.tar)]  # a framework may add its own
 
 
 class Images:
-    """A data set: a row of ``table`` for each image; ``classes`` are their names, if the data has them."""
+    """Hold a data set: a row of ``table`` for each image; ``classes`` are their names, if the data has them."""
 
     def __init__(self, folder: str, table: np.ndarray, classes: list[str]) -> None:
         self.folder, self.table, self.classes = folder, table, classes
@@ -75,40 +79,40 @@ class Images:
 
     @property
     def count(self) -> int:
-        """The number of images."""
+        """Return the number of images."""
         return len(self.table)
 
     def part(self, chosen: np.ndarray) -> Images:
-        """The data set of the images with the numbers ``chosen``."""
+        """Return the data set of the images with the numbers ``chosen``."""
         part = copy.copy(self)
         part.table = self.table[chosen]
         return part
 
     def read(self, number: int) -> Sample:
-        """Image ``number``. Raises :class:`Damaged` if only this one cannot be read."""
+        """Return image ``number``. Raises :class:`Damaged` if only this one cannot be read."""
         (found,) = self.read_many([number])
         if isinstance(found, Damaged):
             raise found
         return found
 
     def read_many(self, numbers: Sequence[int]) -> list[Sample | Damaged]:
-        """The images ``numbers``, which :meth:`groups` put together. Raises :class:`UserError` if reading fails."""
+        """Return images that :meth:`groups` put together. Raises :class:`UserError` if reading fails."""
         raise NotImplementedError
 
     def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """The places in ``numbers``, except those of padding (-1), in groups to read at once."""
+        """Return the places in ``numbers``, except those of padding (-1), in groups to read at once."""
         wanted = np.flatnonzero(numbers >= 0)
         size = 1 if self.slow else _LOCAL_GROUP
         return [wanted[start : start + size] for start in range(0, len(wanted), size)]
 
     def fingerprint(self) -> str:
-        """A short text that is equal for equal data sets, wherever they are: number, classes, names, sizes, labels."""
+        """Return a short text that is equal for data sets of equal number, classes, names, sizes and labels."""
         digest = hashlib.sha256("\0".join([*self.classes, self.about]).encode(errors="surrogateescape"))
         digest.update(self.table.data)
         return f"{self.count} images with fingerprint {digest.hexdigest()[:12]}"
 
     def sample(self) -> str:
-        """A short text that is equal for data sets with equal contents and labels of :data:`_SAMPLE` of their images.
+        """Return a short text that is equal for equal contents and labels of :data:`_SAMPLE` of the images.
 
         Names and sizes say nothing about contents, and copies of a shard can have the same size.
         """
@@ -137,7 +141,7 @@ class _ClassFolders(Images):
 
 
 class _Shards(Images):
-    """The records of shards; the table is that of :func:`shards.load`."""
+    """Hold the records of shards; the table is that of :func:`shards.load`."""
 
     def __init__(self, folder: str, table: np.ndarray, names: list[str], found: dict[str, Entry], form: Format) -> None:
         super().__init__(folder, table, [])
@@ -145,7 +149,7 @@ class _Shards(Images):
         self.about = json.dumps([[name, found[name].size] for name in names])
 
     def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Remote records that are close to each other in a shard, such as those of a test, are one request."""
+        """Put remote records that are close to each other in a shard, such as those of a test, into one request."""
         if not self.slow:
             return super().groups(numbers)
         wanted = np.flatnonzero(numbers >= 0)
@@ -186,11 +190,11 @@ class _Shards(Images):
 
 
 def _place(datadir: str, found: dict[str, Entry], words: tuple[str, ...]) -> tuple[str, list[str] | None] | None:
-    """The folder of the split that has one of the names ``words``, and its shards; None: whatever the folder has."""
+    """Return the folder of the split with one of the names ``words``, and its shards; None: whatever it has."""
+    splits = {name: _SPLIT.search(name.lower()) for name in found if _is_shard(name)}
     for word in words:
         if word in found and found[word].folder:
             return files.join(datadir, word), None
-        splits = {name: _SPLIT.search(name.lower()) for name in found if _is_shard(name)}
         if chosen := [name for name, split in splits.items() if split and split[1] == word]:
             return datadir, chosen
     return None
@@ -201,12 +205,12 @@ def _is_shard(name: str) -> bool:
 
 
 def find(datadir: str, split: str, spare: str = "", peers: Peers = ALONE) -> Images:
-    """The images of ``split`` ("train" or "test") in ``datadir``: see :func:`find_splits`."""
+    """Return the images of ``split`` ("train" or "test") in ``datadir``: see :func:`find_splits`."""
     return find_splits(datadir, spare, peers)[split == "test"]
 
 
 def find_splits(datadir: str, spare: str = "", peers: Peers = ALONE) -> tuple[Images, Images]:
-    """The images to train and to test in ``datadir``.
+    """Return the images to train and to test in ``datadir``.
 
     Looks for ``<split>/<class>/*.jpg`` and tar shards (WebDataset: ``key.jpg`` and ``key.cls``) whose name contains the
     split, in ``datadir`` or its folder ``<split>``. Labels of class folders are the places of their names in the
@@ -230,12 +234,12 @@ def find_splits(datadir: str, spare: str = "", peers: Peers = ALONE) -> tuple[Im
 
 
 def find_both(args: argparse.Namespace, peers: Peers = ALONE) -> tuple[Images, Images]:
-    """The training and test images of ``--datadir``; raises :class:`UserError` if ``peers`` have different ones."""
+    """Return the images of ``--datadir`` to train and to test; raises :class:`UserError` if ``peers`` have others."""
     if not args.datadir:
         raise UserError("no data: give --datadir (class folders or tar shards) or --fake-data", USAGE)
     spare = getattr(args, "output_dir", "") or getattr(args, "checkpoint_dir", "")
     found = find_splits(args.datadir, spare, peers)
-    for what, mine in fingerprints(*found).items():
+    for what, mine in fingerprints(*found).items() if peers.processes > 1 else ():
         check_alike(peers, what, mine)
     return found
 
@@ -248,7 +252,7 @@ def fingerprints(train: Images, test: Images) -> dict[str, str]:
 
 
 def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classes: list[str] | None = None) -> Images:
-    """The images in ``folder``, or in its shards ``names``; ``classes`` are those of the training images."""
+    """Return the images in ``folder``, or in its shards ``names``; ``classes`` are those of the training images."""
     contents = storage.entries(folder)
     for form in FORMATS:
         chosen = [name for name in names or contents if re.search(form.pattern, name) and not contents[name].folder]
@@ -259,8 +263,11 @@ def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classe
     else:
         images = _class_folders(folder, contents, classes)
     if not images.count:
-        raise UserError(f"{folder}: has no images: neither <class>/*.jpg nor *.tar (of TFRecord files, which only the"
-                        " TensorFlow trainers read, make tar shards)")  # fmt: skip
+        shown = " nor ".join(["<class>/*.jpg", *(form.shown for form in FORMATS)])
+        other = (
+            "" if len(FORMATS) > 1 else " (of TFRecord files, which only the TensorFlow trainers read, make tar shards)"
+        )
+        raise UserError(f"{folder}: has no images: neither {shown}{other}")
     return images
 
 
@@ -285,7 +292,7 @@ def _class_folders(folder: str, contents: dict[str, Entry], classes: list[str] |
 
 
 def _listing(folder: str) -> np.ndarray | None:
-    """The images in ``folder``, sorted, without pipes and devices, which could not be read; None if it is empty."""
+    """Return the images in ``folder``, sorted, without pipes and devices; None if it is empty."""
     try:
         if files.is_remote(folder):
             found = [(name, True) for name in files.names(folder) if name]
@@ -302,13 +309,13 @@ def _listing(folder: str) -> np.ndarray | None:
 
 
 def uniform(count: int, columns: int, *key: int) -> np.ndarray:
-    """Random ``float64[count, columns]`` in [0, 1) that depend on the integers ``key`` only."""
+    """Return random ``float64[count, columns]`` in [0, 1) that depend on the integers ``key`` only."""
     return (random_bits(count * columns, *key) >> np.uint64(11)).reshape(count, columns) * 2.0**-53
 
 
 def random_box(chance: np.ndarray, width: int, height: int, least_area: float, mirror: bool = True) -> Box:
-    """A random crop as for Inception (https://arxiv.org/abs/1409.4842): ``least_area`` to 1 of the area, aspect ratio
-    from 3/4 to 4/3, with ``mirror`` mirrored half the time.
+    """Return a random crop as for Inception (https://arxiv.org/abs/1409.4842): ``least_area`` to 1 of the area,
+    aspect ratio from 3/4 to 4/3, with ``mirror`` mirrored half the time.
 
     ``chance`` has five numbers in [0, 1): for area, ratio, left, upper and mirroring.
     """
@@ -321,13 +328,13 @@ def random_box(chance: np.ndarray, width: int, height: int, least_area: float, m
 
 
 def centre_box(width: int, height: int, share: float = 0.875) -> Box:
-    """The central square of ``share`` of the shorter side. The default is 224 of 256 pixels, as usual for ImageNet."""
+    """Return the central square of ``share`` of the shorter side; by default 224 of 256 pixels, as for ImageNet."""
     side = min(width, height) * share
     return (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2
 
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], Box]) -> np.ndarray:
-    """The box that ``choose(width, height)`` returns of an encoded image, resized to ``uint8[side, side, 3]``.
+    """Return the box that ``choose(width, height)`` returns of an encoded image, resized to ``uint8[side, side, 3]``.
 
     A JPEG that is at least twice as large as needed is decoded at 1/2, 1/4 or 1/8 of its size. Raises
     :class:`Damaged` with the name ``where`` if the image is.
@@ -353,7 +360,7 @@ def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], B
 
 
 def _colour(image: Any) -> Any:
-    """The Pillow ``image`` in the mode RGB."""
+    """Return the Pillow ``image`` in the mode RGB."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # 16 bits of grey, as of medical scans: Pillow would make all above 255 white
@@ -371,7 +378,7 @@ Decode = Callable[[bytes, str, int, Callable[[int, int], Box]], np.ndarray]
 
 
 class Loader:
-    """Reads with ``readers`` threads, decodes with ``workers`` threads, ``ahead`` batches in advance.
+    """Read with ``readers`` threads, decode with ``workers`` threads, ``ahead`` batches in advance.
 
     Reading waits and decoding computes (decoders release the GIL), so their numbers are independent: by default
     :data:`READERS` for remote storage, and as many readers as workers for local files. ``decode`` is that of this
@@ -394,7 +401,7 @@ class Loader:
         choose: Callable[[int, int, int], Box],
         replace: bool = True,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]`` of the image numbers of each array in ``plan``.
+        """Yield pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]`` of the numbers of each array in ``plan``.
 
         ``choose(image number, width, height)`` returns the box. Image number -1 is padding: black, with label -1. A
         damaged image is replaced by the next one of the data set; with ``replace`` false it becomes padding.
@@ -441,7 +448,7 @@ class Loader:
     def _decoded(
         self, number: int, sample: Sample | Damaged, side: int, choose: Callable[[int, int, int], Box], replace: bool
     ) -> tuple[np.ndarray, int] | None:
-        """Pixels and label of ``sample``, or, if it is damaged, of the next image that is not; None: padding."""
+        """Return pixels and label of ``sample``, or, if it is damaged, of the next image that is not; None: padding."""
         while True:
             try:
                 if isinstance(sample, Damaged):
@@ -468,7 +475,7 @@ class Loader:
         print(f"note: {error}; skipped ({count} of at most {limit} so far)", file=sys.stderr)
 
     def all(self, side: int, replace: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """All images, whole: pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]``; ``replace`` as above."""
+        """Return all images, whole: pixels ``uint8[n, side, side, 3]``, labels ``int64[n]``; ``replace`` as above."""
         plan = np.array_split(np.arange(self.images.count), max(1, self.images.count // 64))
         pixels, labels = zip(*self.batches(plan, side, lambda _, w, h: (0, 0, w, h), replace), strict=True)
         return np.concatenate(pixels), np.concatenate(labels)

@@ -1,4 +1,4 @@
-"""Which bytes of which tar shard are an image, and its label, so that images can be read in any order.
+"""Find which bytes of which tar shard are an image, and its label, so that images can be read in any order.
 
 Members whose names are equal up to the first dot of the base name form a sample, such as ``a/0001.jpg`` and
 ``a/0001.cls``: https://github.com/webdataset/webdataset#the-webdataset-format. Python's tarfile reads the headers of
@@ -37,7 +37,7 @@ Scan = Callable[[IO[bytes], str], Sequence[tuple[int, int, int]]]
 
 
 def tar(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
-    """The samples of the tar shard ``file``: offset and length of the image, and the label.
+    """Return the samples of the tar shard ``file``: offset and length of the image, and the label.
 
     Raises :class:`UserError` if the shard is damaged, or if a sample lacks its image or label.
     """
@@ -53,13 +53,19 @@ def tar(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
                     continue
                 if suffix == "cls":
                     file.seek(member.offset_data)
-                    labels[key] = int(file.read(min(member.size, _LABEL)).partition(b"\0")[0])
+                    content = file.read(wanted := min(member.size, _LABEL))
+                    if len(content) < wanted:
+                        raise tarfile.ReadError("unexpected end of data")
+                    label = content.partition(b"\0")[0]
+                    if not label.strip().isdigit():
+                        raise UserError(f"{path}: {member.name} has {label!r}: write the number of the class")
+                    labels[key] = int(label)
                 elif suffix in SUFFIXES:
                     samples.setdefault(key, (member.offset_data, member.size))
             file.seek(archive.offset)  # where tarfile takes a damaged header for the end
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError("a damaged header")
-    except (tarfile.TarError, ValueError) as error:
+    except tarfile.TarError as error:
         raise UserError(f"{path}: damaged tar file ({error}); download it again") from None
     if unpaired := samples.keys() ^ labels.keys():
         key = min(unpaired)
@@ -70,7 +76,7 @@ def tar(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
 def load(
     folder: str, names: list[str], found: dict[str, Entry], spare: str, peers: Peers, scan: Scan = tar
 ) -> np.ndarray:
-    """The records of the shards ``names`` of ``folder``, in this order, as :data:`RECORD`; ``found`` is its contents.
+    """Return the records of the shards ``names`` of ``folder``, in this order; ``found`` is its contents.
 
     They are kept beside the shards, or in the folder ``spare``, and read again if a name, size or version changes.
     ``peers`` read a part each. Raises :class:`UserError` on all of them if a shard is damaged.
@@ -139,7 +145,7 @@ def _make(folder: str, names: list[str], peers: Peers, scan: Scan, large: bool) 
 
 
 def _read(kept: list[str], key: bytes) -> bytes:
-    """The records in the first of the files ``kept`` that has those of ``key``; empty if none has."""
+    """Return the records in the first of the files ``kept`` that has those of ``key``; empty if none has."""
     for path in kept:
         with contextlib.suppress(OSError, UserError):
             head, _, content = storage.read_file(path).partition(b"\n")

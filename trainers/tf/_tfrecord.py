@@ -25,7 +25,7 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
-    """Offset, length and label (-1: in the record) of each record in ``file``; the length includes the checksum."""
+    """Return offset, length, with the checksum, and label (-1: in the record) of each record in ``file``."""
     found: list[tuple[int, int, int]] = []
     at, end = 0, file.seek(0, 2)
     while at < end:
@@ -43,7 +43,7 @@ def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
 
 
 def parse(content: bytes, where: str) -> tuple[bytes, int]:
-    """The features image/encoded and image/class/label (or image and label) of the tf.train.Example in a record."""
+    """Return image/encoded and image/class/label (or image and label) of the tf.train.Example in a record."""
     if len(content) < 4 or _masked_crc(content[:-4]) != content[-4:]:
         raise Damaged(f"{where}: its checksum is wrong; download the file again")
     try:
@@ -58,4 +58,4 @@ def parse(content: bytes, where: str) -> tuple[bytes, int]:
     return image[0][0], label[0][0]
 
 
-images.FORMATS.append(images.Format(r"-\d{5}-of-\d{5}$|\.tfrecords?$", scan, parse))
+images.FORMATS.append(images.Format("*.tfrecord", r"-\d{5}-of-\d{5}$|\.tfrecords?$", scan, parse))

@@ -39,13 +39,15 @@ _decode = _decoder()
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], images.Box]) -> np.ndarray:
     """Like :func:`trainers.common.images.decode`, which handles all but plain JPEGs, with boxes rounded to pixels."""
+    if not _decode:
+        return images.decode(content, where, side, choose)
     try:
         with Image.open(io.BytesIO(content)) as header:  # reads no pixels
             plain = header.format == "JPEG" and header.mode in ("L", "RGB")
             box = choose(*header.size)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         plain = False
-    if not _decode or not plain:
+    if not plain:
         return images.decode(content, where, side, choose)
     left, right = round(min(box[0], box[2])), round(max(box[0], box[2]))
     upper, lower = round(box[1]), round(box[3])

@@ -153,11 +153,11 @@ def load(point: importlib.metadata.EntryPoint) -> None:
             raise
 
 
-def try_package(name: str, left_out: list[str], said: str, *, imports: bool) -> None:
+def try_package(name: str, groups: list[str], files: list[str], said: str, *, imports: bool) -> None:
     """Import the modules of a distribution, load its entry points, and then its extension modules.
 
     Args:
-        left_out: groups of entry points, and beginnings of paths of extension modules.
+        groups: of entry points that are left out. ``files``: beginnings of paths of extension modules that are.
         imports: whether modules and extension modules are tried.
         said: path of the file that is written to: a JSON string with what is tried, before it is; at the end a list of
             what was tried, and why it failed.
@@ -182,23 +182,24 @@ def try_package(name: str, left_out: list[str], said: str, *, imports: bool) -> 
     for module in modules_of(distribution) if imports else ():
         attempt(f"import {module}", lambda module=module: importlib.import_module(module))
     for point in distribution.entry_points:
-        if point.group in left_out or "[" in point.value:  # of an extra, which is not installed
+        if point.group in groups or "[" in point.value:  # of an extra, which is not installed
             continue
         attempt(f"entry point {point.name} of {point.group}", lambda point=point: load(point))
     with open("/proc/self/maps") as maps:
         loaded = {line.split(None, 5)[-1].strip() for line in maps}
     for file in distribution.files if imports and distribution.files else ():
         path = os.path.realpath(str(distribution.locate_file(file)))
-        if path not in loaded and is_extension_module(path) and not str(file).startswith(tuple(left_out)):
+        if path not in loaded and not str(file).startswith(tuple(files)) and is_extension_module(path):
             attempt(f"load {file}", lambda path=path: ctypes.CDLL(path, sys.getdlopenflags()))
     say(tried)
     os._exit(0)  # what runs at the end of a program was not asked for
 
 
-def check_package(name: str, left_out: list[str], *, imports: bool) -> list[tuple[str, str]]:
+def check_package(name: str, groups: list[str], files: list[str], *, imports: bool) -> list[tuple[str, str]]:
     """Run :func:`try_package` in a subprocess, and return each step with its error, empty if it succeeded."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as said:
-        request = json.dumps({"package": name, "left_out": left_out, "imports": imports, "said": said.name})
+        given = {"package": name, "groups": groups, "files": files, "imports": imports, "said": said.name}
+        request = json.dumps(given)
         status, text, late = run([sys.executable, os.path.abspath(__file__), request], PACKAGE_LIMIT)
         lines = [json.loads(line) for line in said]
     if lines and isinstance(lines[-1], list):
@@ -233,7 +234,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
         known.setdefault(each.name, each)  # of several, the first is imported
     packages = [name for name in known if name in request["packages"]]
     skipped = {(row.get("package"), row.get("script")) for row in request["skip"] if "files" not in row}
-    groups = {row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"}
+    groups = sorted({row["group"] for row in request["skip"] if "group" in row} | {"console_scripts", "gui_scripts"})
     of_files = [row for row in request["skip"] if "files" in row]
     files = {name: [row["files"] for row in of_files if row["package"] == name] for name in packages}
     scripts: dict[tuple[str, str], list[str]] = {}  # (package, function) -> its names: one is started
@@ -248,7 +249,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         started = [(pool.submit(start_script, words[0]), words, name) for (name, _), words in scripts.items()]
         loading = [
-            (pool.submit(check_package, name, [*groups, *files[name]], imports=name in named), name)
+            (pool.submit(check_package, name, groups, files[name], imports=name in named), name)
             for name in packages
             if not known[name].damaged
             and (name in named or any(point.group not in groups for point in known[name].entry_points))
@@ -278,13 +279,12 @@ def main() -> None:
     """Print the result of :func:`check` for the object in the first argument, as the last line.
 
     Its keys: ``packages``, the canonical names of the distributions to check; ``named``, those whose modules are
-    imported; ``skip``, rows with ``package`` and ``script``, ``package`` alone, ``package`` and
-    ``files``, or ``group``.
+    imported; ``skip``, rows of smoke_packages.yaml without their reasons.
     """
     request = json.loads(sys.argv[1])
     os.chdir(tempfile.gettempdir())
     if "package" in request:
-        try_package(request["package"], request["left_out"], request["said"], imports=request["imports"])
+        try_package(request.pop("package"), **request)
     else:
         os.nice(5)
         print(json.dumps(check(request)))

@@ -11,6 +11,7 @@ import zipapp
 from pathlib import Path
 
 import pytest
+from launcher import image
 from launching import ROOT, Machine
 
 FORBIDDEN = {"ssl", "_ssl", "http", "http.client", "urllib", "urllib.request", "socket", "subprocess", "threading"}
@@ -161,3 +162,21 @@ def test_files_in_the_current_folder_are_not_imported(machine: Machine, tmp_path
 def test_readers_of_coordinates_are_imported_only_for_their_variables(machine: Machine) -> None:
     assert "launcher.readers" not in _imported(machine, {}, "--", "/bin/true")
     assert "launcher.readers" in _imported(machine, TASK, "--", "/bin/true")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": [1, 2.5, true, null, "\\u00e9\\n"], "b": {}}', " [1]\n", '"é"', "NaN", "{", "", "[1] x", "[1,]"],
+)
+def test_the_recipe_is_parsed_as_json_does(text: str) -> None:
+    """Invalid text raises what json raises, to which it is left."""
+    content = text.encode()
+    try:
+        expected = repr(json.loads(content))
+    except ValueError as error:
+        expected = str(error)
+    try:
+        found = repr(image._loads(content))
+    except ValueError as error:
+        found = str(error)
+    assert found == expected

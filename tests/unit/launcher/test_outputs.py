@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,16 @@ from launching import ROOT, Launch, Machine
 
 LAUNCHER = [sys.executable, "-I", "-S", str(ROOT / "launcher")]
 #: What `@record` of torch.distributed.elastic writes (torch 2.15), in the order of the times given for each rank.
+#: A process fails when every process has written its output: the launcher stops the others then.
 RECORD = """
 import json, os, sys, time
 rank = os.environ["RANK"]
 os.write(1, f"out {rank}\\n".encode())  # at once: unbuffered, print() writes a line in parts
 os.write(2, f"err {rank}\\n".encode())
-times = json.loads(sys.argv[1])
+times, started = json.loads(sys.argv[1]), sys.argv[2]
+open(f"{started}/{rank}", "w").close()
+while len(os.listdir(started)) < int(os.environ["LOCAL_WORLD_SIZE"]):
+    time.sleep(0.01)
 if rank in times:
     stack = 'Traceback:\\n  File "/a.py", line 1, in f\\n  File "/b.py", line 12\\nValueError: x\\n'
     info = {"py_callstack": stack, "timestamp": str(times[rank])}
@@ -40,8 +45,9 @@ def run(machine: Machine, tmp_path: Path, times: dict[str, int], **env: str) -> 
     temporary.mkdir(exist_ok=True)
     full = {"LAUNCHER_SYSROOT": str(machine.root), "PATH": os.environ["PATH"], "LAUNCHER_NPROC": "2",
             "TMPDIR": str(temporary), **env}  # fmt: skip
-    command = [*LAUNCHER, "--", sys.executable, "-c", RECORD, json.dumps(times)]
-    ended = subprocess.run(command, env=full, capture_output=True, text=True, timeout=60, check=False)
+    with tempfile.TemporaryDirectory(dir=tmp_path) as started:
+        command = [*LAUNCHER, "--", sys.executable, "-c", RECORD, json.dumps(times), started]
+        ended = subprocess.run(command, env=full, capture_output=True, text=True, timeout=60, check=False)
     assert list(temporary.iterdir()) == []
     return ended
 

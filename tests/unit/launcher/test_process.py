@@ -283,7 +283,7 @@ sys.stdin.read()
 
 
 def _supervised(command: list[str], flags: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Run `supervise` in a process of its own."""
+    """Run `supervise` in a subprocess."""
     text = SUPERVISE.format(root=str(ROOT), command=command, flags=flags or {})
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", text], stdin=pipe, stdout=pipe, stderr=pipe, text=True)

@@ -128,8 +128,20 @@ def test_a_class_whose_folder_has_no_images_is_an_error(tmp_path: Path) -> None:
         images.find(str(folder), "train")
 
 
+def test_the_line_about_no_images_has_the_forms_that_the_framework_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"neither <class>/\*\.jpg nor \*\.tar \(of TFRecord files, which only"):
+        images.find(str(tmp_path), "train")
+    monkeypatch.setattr(
+        images, "FORMATS", [*images.FORMATS, images.Format("*.tfrecord", "tfrecord", images.shards.tar)]
+    )
+    with pytest.raises(UserError, match=r"neither <class>/\*\.jpg nor \*\.tar nor \*\.tfrecord$"):
+        images.find(str(tmp_path), "train")
+
+
 def test_empty_folders_hidden_ones_and_lost_and_found_are_no_classes(tmp_path: Path) -> None:
-    """As on a disk of its own, and after a class was moved away."""
+    """Leave out lost+found of a disk, and the folder of a class that was moved away."""
     folder = drawn.write(tmp_path, "folder", train=20, test=7)
     for split in ("train", "test"):
         for name in ("aaa-empty", "lost+found", ".ipynb_checkpoints"):

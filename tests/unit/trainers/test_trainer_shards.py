@@ -185,6 +185,12 @@ def test_a_tar_file_that_is_cut_off_is_reported(cut: int, tmp_path: Path) -> Non
         both(str(tmp_path))
 
 
+def test_a_label_that_is_no_number_is_named(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-0.tar", [("a/1.jpg", b"x"), ("a/1.cls", b"rose")])
+    with pytest.raises(UserError, match=r"train-0\.tar: a/1\.cls has b'rose': write the number of the class$"):
+        images.find(str(tmp_path), "train")
+
+
 @pytest.mark.parametrize("prefix", ["./", "v1.0/", "a.b/c.d/"])
 def test_samples_are_keyed_by_the_base_name_up_to_its_first_dot(prefix: str, tmp_path: Path) -> None:
     """As https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py has it."""
