@@ -47,7 +47,7 @@ KINDS = {
         ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "tf-nightly", "keras", "keras-nightly", "libtpu"),
         nightly="tf-nightly",
     ),
-    "jax": Kind(("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "libtpu")),
+    "jax": Kind(("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "libtpu")),
 }
 
 #: Version of a framework that ``trainyard lock`` chooses, before it has.
