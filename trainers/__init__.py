@@ -4,4 +4,4 @@
 a leading underscore is a trainer; shared code that needs no framework is in ``trainers/common``.
 """
 
-__version__ = "0.1.0"  # that of Trainyard; an image has no package metadata of the trainers
+__version__ = "0.1.0"  # of Trainyard; an image has no package metadata of the trainers

@@ -18,7 +18,7 @@ from trainers.torch._peers import Peers
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
 # What becomes torchvision's name of a weight of a vision transformer: parts of timm's, and of torchvision's own in its
-# older files. Those of ResNets are the same in both. https://github.com/huggingface/pytorch-image-models/blob/main/timm/models/vision_transformer.py
+# older files. ResNets have the same names in both. https://github.com/huggingface/pytorch-image-models/blob/main/timm/models/vision_transformer.py
 RENAMED = {
     r"^cls_token$": "class_token",
     r"^pos_embed$": "encoder.pos_embedding",

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from trainers.common import job
 from trainers.common.files import USAGE, UserError
 
-BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; those between CPUs are gloo's
+BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # of collectives between accelerators; CPUs have gloo
 # PyTorch's checkpoints warn about objects, which need no fsync, and about a single process, which needs no group.
 warnings.filterwarnings(
     "ignore", "fsync not supported|torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
