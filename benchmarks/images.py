@@ -51,7 +51,7 @@ LEFT_OUT = {"xla/original": ("base updated", "wheel patched")}
 
 #: Target -> its base, Python, package of trainers, and the wheel of which another version is taken.
 FACTS = {
-    "xla": ("debian-12", "3.11", "torch", "nvidia-nvjitlink-cu12==12.8.61"),
+    "xla": ("debian-12", "3.11", "torch_xla", "nvidia-nvjitlink-cu12==12.8.61"),
     "tf-cpu": ("debian-13", "3.13", "tf", "libclang==17.0.6"),
 }
 ADDED = "tabulate==0.9.0"  # no other image here has it

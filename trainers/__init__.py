@@ -1,8 +1,7 @@
-"""Reference trainers: MNIST, ImageNet and flowers, for PyTorch and TensorFlow.
+"""Train reference models: MNIST, flowers, ImageNet and language, in PyTorch, PyTorch/XLA, TensorFlow and JAX.
 
-``python -m trainers.<torch|tf>.<name> --help`` lists a trainer's flags. Every file in ``trainers/torch`` and
-``trainers/tf`` without a leading underscore is a trainer; shared code that needs no framework is in
-``trainers/common``.
+``python -m trainers.<torch|torch_xla|tf|jax>.<name> --help`` lists a trainer's options. A file of these folders without
+a leading underscore is a trainer; shared code that needs no framework is in ``trainers/common``.
 """
 
-__version__ = "0.1.0"  # that of Trainyard; an image has no package metadata of the trainers
+__version__ = "0.1.0"  # of Trainyard; an image has no package metadata of the trainers

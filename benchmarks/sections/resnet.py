@@ -36,8 +36,8 @@ def ours(device: str, side: int) -> float:
             f"--num-steps={steps + 1}", f"--batch-size={batch}", f"--image-size={side}", "--epochs=1", "--lr=0.1",
             f"--device={device}", "--num-cores=1", f"--log-steps={warm_up}",
         )  # fmt: skip
-    first, last = (next(event for event in events if event["step"] == step) for step in (warm_up, steps))
-    return float((last["step"] - first["step"]) * batch / (last["time"] - first["time"]))
+    times = {event["global_step"]: event["time"] for event in events}
+    return float((steps - warm_up) * batch / (times[steps] - times[warm_up]))
 
 
 def measure(data: Path, device: str, rounds: int) -> Result:

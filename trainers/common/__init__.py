@@ -1,1 +1,1 @@
-"""Code that all trainers share and that needs no framework: options, data formats, what runs a training."""
+"""Share what all trainers need and what needs no framework: options, data formats, what runs a training."""

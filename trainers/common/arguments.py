@@ -1,4 +1,4 @@
-"""Command lines: options that trainers share, in groups of argparse, and what all of them accept.
+"""Read command lines: options that trainers share, in groups of argparse, and what all of them accept.
 
 A name may have underscores, a file of YAML (``--config``) may give options, and defaults can come from variables of
 the platform, such as AIP_CHECKPOINT_DIR. The command line wins over the file, and the file over the environment.
@@ -45,7 +45,7 @@ def add(group: Any, names: str, default: Any, about: str, **more: Any) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with the options of :class:`trainers.common.job.Job`, whose errors are one line.
+    """Parse the options of a trainer and its :class:`trainers.common.job.Job`; an error is one line.
 
     Options of the group ``learning`` decide the result of a run; ``data``, ``running`` and ``output`` are the others.
     """
@@ -89,13 +89,16 @@ class Parser(argparse.ArgumentParser):
         add(out, "--track", "", "wandb or mlflow: send the metrics there, too", choices=("", "wandb", "mlflow"))
 
     def error(self, message: str) -> NoReturn:
-        """End with one line."""
+        """End with status 2 and one line on stderr, ``message``, as ``SystemExit``."""
         message = re.sub(r"^argument (--[\w-]+)[^:]*: ", r"\1: ", message)
         print(f"{self.prog}: {self.origin}{message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(USAGE)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Return the options of the command line, with ``learning``, the names of those that decide the result."""
+        """Return the options of ``argv``, with ``learning``, the names of those that decide the result.
+
+        An option that is wrong or unknown ends the process: see :meth:`error`.
+        """
         words = [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word)
                  for word in (sys.argv[1:] if argv is None else argv)]  # fmt: skip
         if path := self.parse_known_args(words)[0].config:
@@ -145,7 +148,10 @@ class Parser(argparse.ArgumentParser):
 def classification(
     parser: Parser, argv: Sequence[str] | None, defaults: dict[str, Any] | None = None, **rates: float
 ) -> argparse.Namespace:
-    """Parse with the options of trainers that classify images; ``rates`` are the defaults of --lr by --optimizer."""
+    """Return the options of a trainer that classifies images: what ``parser`` has and what all have.
+
+    ``defaults`` replace the defaults, by the name of the option; ``rates`` are the defaults of --lr by --optimizer.
+    """
     learn, run = parser.learning, parser.running
     add(learn, "--epochs --num-epochs", 5, "passes over the training data", type=integer(1))
     add(learn, "--optimizer", "sgd", "SGD with Nesterov momentum, or AdamW", choices=("sgd", "adamw"))

@@ -1,4 +1,4 @@
-"""Files on local disks, ``/gcs/...`` mounts and ``gs://`` (or any other URL that fsspec knows), and who may write."""
+"""Read and write files on local disks, ``/gcs/...`` mounts and URLs of fsspec, such as ``gs://``; say who may write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 
 class UserError(Exception):
-    """An error that the user can fix: one line with what is wrong, where, and what to do. Exits with ``code``."""
+    """Tell an error that the user can fix in one line: what is wrong, where, and what to do. Exits with ``code``."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:
         super().__init__(message)
@@ -31,18 +31,18 @@ class UserError(Exception):
 
 
 def is_remote(path: str) -> bool:
-    """Whether ``path`` is a URL such as ``gs://bucket/folder``."""
+    """Return whether ``path`` is a URL such as ``gs://bucket/folder``."""
     return "://" in path
 
 
 def join(folder: str, *names: str) -> str:
-    """``folder/name``, for local paths and URLs."""
+    """Return ``folder/name`` for each of ``names`` in turn, of local paths and URLs."""
     return "/".join([folder.rstrip("/") or "/", *names]) if is_remote(folder) else os.path.join(folder, *names)
 
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """The file system of the URL ``path``. Its errors except FileNotFoundError are raised as :class:`UserError`."""
+    """Yield fsspec's file system of the URL ``path``; raises its errors but FileNotFoundError as :class:`UserError`."""
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that are reported here
     try:
         import fsspec  # type: ignore[import-not-found, unused-ignore]
@@ -66,7 +66,7 @@ def open_file(path: str, mode: str = "rb") -> IO[Any]:
 
 
 def names(folder: str) -> list[str]:
-    """The names in ``folder``, sorted; empty if the folder does not exist."""
+    """Return the names in ``folder``, sorted; none if it does not exist. Raises ``OSError`` or :class:`UserError`."""
     try:
         if not is_remote(folder):
             return sorted(os.listdir(folder))
@@ -128,7 +128,7 @@ def remove(path: str) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: str) -> Iterator[IO[bytes]]:
-    """A binary file that appears as ``path`` when it is complete and on disk, and not at all after an exception.
+    """Yield a binary file that appears as ``path`` when it is complete and on disk, and not at all after an exception.
 
     Locally: a temporary name in the same folder, fsync, rename. In object stores an object appears when it is closed.
     """
@@ -154,7 +154,7 @@ def atomic_file(path: str) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def growing_folder(path: str, *earlier: str) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A local folder for files of ``path`` that grow: itself, or a temporary one; and what uploads it once a minute.
+    """Yield a local folder for files of ``path`` that grow, itself or a temporary one, and what uploads it each minute.
 
     It has the files ``earlier`` of a URL, and is uploaded at the end, too.
     """
@@ -181,16 +181,16 @@ def growing_folder(path: str, *earlier: str) -> Iterator[tuple[str, Callable[[],
 
 @contextlib.contextmanager
 def local_folder(path: str) -> Iterator[str]:
-    """A local folder for the files of ``path``: ``path`` itself, or a temporary folder that is uploaded at the end."""
+    """Yield a local folder for the files of ``path``: itself, or a temporary one that is uploaded at the end."""
     with growing_folder(path) as (folder, _):
         yield folder
 
 
 @contextlib.contextmanager
 def complete_files(folder: str) -> Iterator[str]:
-    """A temporary folder whose files and folders appear in ``folder`` when all are complete, none after an exception.
+    """Yield a temporary folder, whose contents appear in ``folder`` when all are complete, none after an exception.
 
-    They replace those of the same names. What a killed process has left in ``folder`` is removed, or put back.
+    They replace what has the same names. What a killed process has left in ``folder`` is removed, or put back.
     """
     with local_folder(folder) as local:
         for name in os.listdir(local):

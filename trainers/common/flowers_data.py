@@ -1,4 +1,4 @@
-"""The data of the flowers trainers: all images, decoded once into one array, and random boxes to crop."""
+"""Give the flowers trainers their data: all images, decoded once into one array, and random boxes to crop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def options(parser: Parser) -> None:
 
 
 class Data:
-    """The data set in memory: per split, images ``uint8[n, side, side, 3]`` and labels ``int64[n]``.
+    """Hold the data set in memory: per split, images ``uint8[n, side, side, 3]`` and labels ``int64[n]``.
 
     ``fingerprints`` do not depend on the side. Raises :class:`UserError` if there is no data, or if another of the
     ``peers`` has other data.
@@ -49,7 +49,7 @@ class Data:
         self.classes = train.classes or [str(label) for label in range(most + 1)]
 
     def train_rows(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The samples of ``epoch`` in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.
+        """Return the samples of ``epoch`` in order: image and label ``int64[n, 2]``, and boxes ``float32[n, 4]``.
 
         A box is upper, lower, left, right as fractions of the side; left > right mirrors. The result depends on seed
         and epoch only, and each step uses its rows of it.
@@ -61,7 +61,7 @@ class Data:
         return np.column_stack([chosen, self.labels[chosen]]), boxes[:, [1, 3, 0, 2]]
 
     def test_rows(self, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Every test image once, uncropped, as ``int64[batches, global_batch, 2]``, and boxes; label -1 is padding."""
+        """Return every test image once, as ``int64[batches, global_batch, 2]``, and boxes; label -1 is padding."""
         indices, mask = order.padded_batches(len(self.test_labels), global_batch)
         boxes = np.tile(np.array([0, 1, 0, 1], np.float32), (*indices.shape, 1))
         return np.stack([indices, np.where(mask, self.test_labels[indices], -1)], axis=-1), boxes

@@ -1,4 +1,4 @@
-"""The data of the ImageNet trainers: images decoded while training, in an order that depends on seed and epoch."""
+"""Give the ImageNet trainers their data: images decoded while training, in an order that depends on seed and epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pixels = tuple[np.ndarray, np.ndarray]
 
 
 def sizes(text: str) -> list[int]:
-    """Image sides in pixels, separated by commas: ``128,160,192``."""
+    """Return the sides in pixels that ``text`` lists: ``128,160,192``; raises ``ArgumentTypeError``."""
     if not re.fullmatch(r"\d+(,\d+)*", text) or min(map(int, text.split(","))) < 8:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes of at least 8 such as 128,160")
     return [int(side) for side in text.split(",")]
@@ -52,7 +52,7 @@ def options(parser: Parser) -> None:
 
 
 class Data:
-    """Training and test images: streams of pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]``."""
+    """Decode training and test images into streams of pixels ``uint8[n, side, side, 3]`` and labels ``int64[n]``."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Data:
         decode: images.Decode = images.decode,
         peers: Peers = ALONE,
     ) -> None:
-        """``share`` returns this process's rows of a global batch; ``decode`` may be a framework's; ``peers`` make the
-        index of shards together, and must have the same data.
+        """Find the images. ``share`` returns this process's rows of a global batch; ``decode`` may be a framework's;
+        ``peers`` make the index of shards together, and must have the same data.
 
         Raises :class:`UserError` if there is no data, more class folders than ``--num-classes``, or other data in
         another process.
@@ -84,13 +84,13 @@ class Data:
         self.test_loader = images.Loader(test, args.num_workers, args.prefetch_factor, decode)
 
     def side(self, epoch: int) -> int:
-        """The image size of ``epoch``: of ``--progressive``, then ``--image-size``, for equal parts of the epochs."""
+        """Return the side of images in ``epoch``, in pixels: of --progressive, then --image-size, in equal parts."""
         every: list[int] = [*self.args.progressive, self.args.image_size]
         epochs: int = self.args.epochs
         return every[(epoch - 1) * len(every) // epochs]
 
     def train(self, epoch: int, first_step: int, global_batch: int) -> Generator[Pixels]:
-        """This process's part of each batch of ``epoch``, starting with ``first_step``.
+        """Yield this process's part of each batch of ``epoch``, starting with ``first_step``.
 
         Order and crops depend on seed and epoch only, so a resumed run continues with the next batch.
         """
@@ -107,7 +107,7 @@ class Data:
         return self._checked(self.train_loader.batches(plan, self.side(epoch), choose))
 
     def test(self, global_batch: int) -> Generator[Pixels]:
-        """This process's part of the test set, every image exactly once; label -1 is padding."""
+        """Yield this process's part of the test set, every image exactly once; label -1 is padding."""
         indices, mask = order.padded_batches(self.test_count, global_batch)
         plan = (self.share(batch) for batch in np.where(mask, indices, -1))
         if self.args.fake_data:
@@ -137,7 +137,7 @@ class Data:
             yield pool[numbers % _FAKE_POOL], np.where(numbers >= 0, numbers % self.args.num_classes, -1)
 
     def mask(self, epoch: int, step: int, side: int) -> np.ndarray:
-        """The weight of each pixel in this step, ``float32[side, side]``; the rest comes from the next image.
+        """Return the weight of each pixel in a step, ``float32[side, side]``; the rest comes from the next image.
 
         One number for mixup (https://arxiv.org/abs/1710.09412), a rectangle of zeros for CutMix
         (https://arxiv.org/abs/1905.04899), else ones. The weight of the label is the mean of the mask.

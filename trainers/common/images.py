@@ -1,4 +1,4 @@
-"""Labelled images in class folders or tar shards, decoded by threads in any order.
+"""Find labelled images in class folders or tar shards, and decode them by threads in any order.
 
 All formats provide random access (a file, or a byte range of a shard). So the order depends on seed, epoch and step
 only, whatever the format, and the number of shards need not be a multiple of the number of processes.
@@ -50,7 +50,7 @@ Sample = tuple[bytes, int, str]  # encoded image, label, a name for messages
 
 
 class Damaged(UserError):
-    """A sample of the data that cannot be decoded; a few of many are skipped."""
+    """Tell that a sample of the data cannot be decoded; a few of many are skipped."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Images:
         raise NotImplementedError
 
     def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Return the places in ``numbers``, except those of padding (-1), in groups to read at once."""
+        """Return the places in ``numbers`` that are not padding (-1), in groups to read at once."""
         wanted = np.flatnonzero(numbers >= 0)
         size = 1 if self.slow else _LOCAL_GROUP
         return [wanted[start : start + size] for start in range(0, len(wanted), size)]
@@ -127,7 +127,7 @@ class Images:
 
 
 class _ClassFolders(Images):
-    """``folder/<class>/*.jpg``. The table has labels and names: a million take 30 MB, as strings 80 MB."""
+    """Hold ``folder/<class>/*.jpg``. The table has labels and names: a million take 30 MB, as strings 80 MB."""
 
     def read_many(self, numbers: Sequence[int]) -> list[Sample | Damaged]:
         found: list[Sample | Damaged] = []
@@ -141,7 +141,7 @@ class _ClassFolders(Images):
 
 
 class _Shards(Images):
-    """Hold the records of shards; the table is that of :func:`shards.load`."""
+    """Hold the records of shards; :func:`shards.load` returns the table."""
 
     def __init__(self, folder: str, table: np.ndarray, names: list[str], found: dict[str, Entry], form: Format) -> None:
         super().__init__(folder, table, [])
@@ -149,7 +149,7 @@ class _Shards(Images):
         self.about = json.dumps([[name, found[name].size] for name in names])
 
     def groups(self, numbers: np.ndarray) -> list[np.ndarray]:
-        """Put remote records that are close to each other in a shard, such as those of a test, into one request."""
+        """Put remote records that are close to each other in a shard, as in a test, into one request."""
         if not self.slow:
             return super().groups(numbers)
         wanted = np.flatnonzero(numbers >= 0)
@@ -252,7 +252,7 @@ def fingerprints(train: Images, test: Images) -> dict[str, str]:
 
 
 def _open(folder: str, names: list[str] | None, spare: str, peers: Peers, classes: list[str] | None = None) -> Images:
-    """Return the images in ``folder``, or in its shards ``names``; ``classes`` are those of the training images."""
+    """Return the images in ``folder``, or in its shards ``names``; ``classes`` are of the training images."""
     contents = storage.entries(folder)
     for form in FORMATS:
         chosen = [name for name in names or contents if re.search(form.pattern, name) and not contents[name].folder]
@@ -381,7 +381,7 @@ class Loader:
     """Read with ``readers`` threads, decode with ``workers`` threads, ``ahead`` batches in advance.
 
     Reading waits and decoding computes (decoders release the GIL), so their numbers are independent: by default
-    :data:`READERS` for remote storage, and as many readers as workers for local files. ``decode`` is that of this
+    :data:`READERS` for remote storage, and as many readers as workers for local files. ``decode`` is of this
     module, or an equivalent one of a framework.
 
     A damaged image is reported and skipped, if not more than one in 1,000 of ``images`` (of fewer: one) is damaged.

@@ -33,7 +33,7 @@ class Diverged(UserError):
 
 
 class Peers(Protocol):
-    """The processes of a run as a framework has joined them, and their devices; each process makes the same calls."""
+    """Describe the processes of a run, which a framework has joined, and their devices; all make the same calls."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class Peers(Protocol):
 
 
 class Lines:
-    """A stream whose lines are dropped and counted where it does not take them: a full disk, a reader that has gone."""
+    """Write lines to a stream; drop and count those that it does not take: a full disk, a reader that has gone."""
 
     lost: ClassVar[list[str]] = []  # why, for each
 
@@ -114,7 +114,7 @@ def end_idle_replica() -> None:
 
 
 class Stop:
-    """A signal as a request to stop after the current step, and the time of the next checkpoint.
+    """Take a signal as a request to stop after the current step, and know when the next checkpoint is due.
 
     All processes call :meth:`poll` after each step. About once in ``EVERY`` seconds they agree: they exchange what each
     has received, and the slowest one's time per call decides after how many calls they do so again. The number doubles
@@ -126,8 +126,8 @@ class Stop:
     def __init__(
         self, maximum: Maximum | None = None, minutes: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``maximum`` is None for a single process; ``minutes`` are those between checkpoints, 0 for none."""
-        self.received = self.code = 0  # the status for the signal that this process got; that of which all know
+        """Count from now: ``minutes`` between checkpoints, 0 for none; ``maximum`` is None for a single process."""
+        self.received = self.code = 0  # statuses for signals: what this process got, and what all know of
         self.save_due = False  # whether ``minutes`` have passed, on any process, as of the last agreement
         self._maximum, self._minutes, self._clock = maximum, minutes, clock
         self._saved_at = clock()
@@ -153,7 +153,7 @@ class Stop:
         self._saved_at, self.save_due = self._clock(), False
 
     def poll(self) -> int:
-        """The exit status for a signal that any process has received, 0 while there is none."""
+        """Return the exit status for a signal that any process has received, 0 while there is none."""
         now = self._clock()
         due = bool(self._minutes) and now - self._saved_at >= 60 * self._minutes
         self._calls += 1
@@ -168,7 +168,7 @@ class Stop:
 
 
 class Job:
-    """A run, which continues the one in ``--checkpoint-dir``: signals, log, checkpoints, folders, exit statuses.
+    """Run a training, and continue the one in --checkpoint-dir: signals, log, checkpoints, folders, exit statuses.
 
     All that a trainer does with it; steps count from 0, and every process makes the same calls::
 
@@ -255,7 +255,10 @@ class Job:
             print(line, flush=True)
 
     def resume(self, load: Callable[[str], Any]) -> int:
-        """Load the newest usable checkpoint, or the best with --eval-only and --keep-best; returns its step."""
+        """Load the newest usable checkpoint, or the best with --eval-only and --keep-best; returns its step, or 0.
+
+        Raises :class:`UserError` if none can be used, if they are of another run, or if processes have other data.
+        """
         args, self._load = self.args, load
         known = [{**about.pop("data"), **about} for about in self.peers.gather(dict(self.about))]
         for other, about in enumerate(known):
@@ -288,7 +291,7 @@ class Job:
         return found
 
     def stop(self, step: int | None = None) -> bool:
-        """Whether the run ends after ``step`` steps; without it, whether a test is given up because of a signal."""
+        """Return whether the run ends after ``step`` steps; without it, whether a signal ends a test."""
         self._signal.poll()
         if step is None:
             return bool(self._signal.code)
@@ -307,7 +310,7 @@ class Job:
         return False
 
     def due(self, what: str, step: int) -> bool:
-        """Whether to "log", "test" or "save" after ``step`` steps; tests and saves do not count as training."""
+        """Return whether to "log", "test" or "save" after ``step`` steps; tests and saves do not count as training."""
         args, regular = self.args, step > 0 and (step % self.every == 0 or step == self.total)
         if what == "log":
             self._settle(wait=False)
@@ -324,7 +327,10 @@ class Job:
         return due
 
     def log(self, step: int, **values: Any) -> None:
-        """Log numbers, the same in all processes: of a test if ``metric`` is among them, else of training."""
+        """Log numbers, the same in all processes: of a test if ``metric`` is among them, else of training.
+
+        Raises :class:`Diverged` if one of them, or in a test a weight, is not finite.
+        """
         self._step, numbers = step, {name: float(value) for name, value in values.items()}
         bad, kind = next((name for name, value in numbers.items() if not math.isfinite(value)), ""), "train"
         if self.metric in numbers:
@@ -371,7 +377,7 @@ class Job:
         self._signal.saved()
 
     def finish(self, step: int, save: Callable[[str], Any], export: Callable[[str], list[str]] | None = None) -> int:
-        """Save; export unless the run was stopped; write the summary; returns the exit status."""
+        """Save, export unless the run was stopped, and write the summary; returns the exit status."""
         args, code = self.args, self._signal.code
         self._trace.close()
         self.save(step, save)

@@ -1,4 +1,4 @@
-"""What language models of all frameworks share: options, sizes, text as tokens, and files that transformers loads.
+"""Share what language models need: options, sizes, text as tokens, and files that transformers loads.
 
 A token is a byte of UTF-8, or what a tokenizer.json of the package ``tokenizers`` makes of the text. Documents (files,
 lines of .jsonl, rows of Parquet) follow each other in one memory-mapped file, each with an end token behind it.
@@ -37,7 +37,7 @@ _FORMAT = 1  # of the packed file; another number packs again
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8 as tokens 0 to 255, and 256 at the end of a document."""
+    """Take the bytes of UTF-8 as tokens 0 to 255, and 256 at the end of a document."""
 
     vocab_size, end, end_token = 257, 256, "<|endoftext|>"
 
@@ -71,7 +71,7 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizer.json, without the special tokens that it would add."""
+    """Make tokens by a tokenizer.json, without the special tokens that it would add; raises :class:`UserError`."""
 
     def __init__(self, path: str, end_token: str = "") -> None:
         try:
@@ -107,7 +107,7 @@ class FileTokenizer:
 
 
 class NoTokenizer:
-    """Tokens of pre-tokenized text whose tokenizer is not known: numbers."""
+    """Show the tokens of pre-tokenized text, whose tokenizer is not known, as numbers."""
 
     end, end_token, json = None, "", ""
 
@@ -151,7 +151,7 @@ class Config:
 
 
 # Layers, width, heads, heads of keys and values, block size, batch size. tiny and base have the sizes of nanoGPT's for
-# characters (https://github.com/karpathy/nanoGPT#quick-start), 124m and 350m those of GPT-2, 1b that of Llama 3.2.
+# characters (https://github.com/karpathy/nanoGPT#quick-start), 124m and 350m of GPT-2, 1b of Llama 3.2.
 MODELS = {
     "tiny": (4, 128, 4, 4, 64, 12),
     "base": (6, 384, 6, 6, 256, 64),
@@ -213,7 +213,7 @@ def read_config(folder: str) -> Config:
 
 
 def flops_per_token(weights: int, config: Config) -> float:
-    """Return the operations of a training step per token: 6 per weight that multiplies, and those of attention.
+    """Return the operations of a training step per token: 6 per weight that multiplies, and attention.
 
     PaLM, appendix B: https://arxiv.org/abs/2204.02311
     """
@@ -261,7 +261,7 @@ def export(config: Config, tokenizer: Tokenizer, folder: str, save: Callable[[st
 
 
 def options(parser: Parser) -> None:
-    """Add the options of language models to those of a job."""
+    """Add the options of language models to ``parser``."""
     learn, data, run = parser.learning, parser.data, parser.running
     add(data, "--tokenizer", "", "tokenizer.json of the package tokenizers; default: the bytes of UTF-8")
     add(data, "--train-tokenizer", 0, "train a tokenizer of so many tokens (BPE) on the text first", type=integer(257))
@@ -302,7 +302,7 @@ def options(parser: Parser) -> None:
 
 @dataclass(frozen=True)
 class File:
-    """A file of text: ``name`` is its path within the data, ``version`` changes with its contents."""
+    """Describe a file of text: ``name`` is its path within the data, ``version`` changes with its contents."""
 
     path: str
     name: str
@@ -513,7 +513,7 @@ def _pre_tokenized(path: str) -> np.ndarray:
 
 
 def train_tokenizer(args: argparse.Namespace, found: list[File], say: Callable[[str], None]) -> str:
-    """Train a BPE of bytes on the files ``found``; returns the path of its tokenizer.json, in the checkpoint folder."""
+    """Train a BPE of bytes on the files ``found``; returns the path of its tokenizer.json, in --cache-dir."""
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     except ImportError:
@@ -540,7 +540,7 @@ def train_tokenizer(args: argparse.Namespace, found: list[File], say: Callable[[
 
 @dataclass(frozen=True)
 class Text:
-    """The tokens of a run, memory-mapped: ``train`` and ``val``."""
+    """Hold the tokens of a run, memory-mapped: ``train`` and ``val``."""
 
     train: np.ndarray
     val: np.ndarray
@@ -591,7 +591,7 @@ def load(args: argparse.Namespace, say: Callable[[str], None]) -> Text:
 
 
 def random_bits(count: int, *key: int) -> np.ndarray:
-    """``count`` random uint64 that depend on ``key`` only; see :mod:`trainers.common.mnist`."""
+    """Return ``count`` random uint64 that depend on ``key`` only; see :mod:`trainers.common.mnist`."""
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
 

@@ -1,4 +1,4 @@
-"""MNIST's four IDX files, gzipped or not, and the order of their images.
+"""Read MNIST's four IDX files, gzipped or not, and put their images in order.
 
 IDX: two zero bytes, a type (8: unsigned byte), the number of dimensions, each of them as a big-endian 32-bit integer,
 then the bytes. https://yann.lecun.org/exdb/mnist/
@@ -26,7 +26,7 @@ FILES = {
 
 
 def random_bits(count: int, *key: int) -> np.ndarray:
-    """``count`` random uint64 that depend on ``key`` only.
+    """Return ``count`` random uint64 that depend on ``key`` only.
 
     NumPy keeps the stream of its generators, but not its distributions:
     https://numpy.org/neps/nep-0019-rng-policy.html
@@ -35,14 +35,14 @@ def random_bits(count: int, *key: int) -> np.ndarray:
 
 
 def order(count: int, shift: int, seed: int, epoch: int) -> np.ndarray:
-    """The samples of ``epoch`` in random order, each with offsets from 0 to 2 ``shift``: ``int64[count, 3]``."""
+    """Return the samples of ``epoch`` in random order, each with offsets from 0 to 2 ``shift``: ``int64[count, 3]``."""
     offsets = random_bits(2 * count, seed, epoch, 1) % np.uint64(2 * shift + 1)
     return np.column_stack([np.argsort(random_bits(count, seed, epoch), kind="stable"), offsets.reshape(count, 2)]
                            ).astype(np.int64)  # fmt: skip
 
 
 def steps_per_epoch(count: int, global_batch: int) -> int:
-    """The number of full batches in ``count`` samples; the rest is left out of this epoch."""
+    """Return the number of full batches in ``count`` samples; raises :class:`UserError` if there is none."""
     if count < global_batch:
         raise UserError(f"the {count} training images do not fill one step of {global_batch}: lower --batch-size or use"
                         " fewer devices")  # fmt: skip
@@ -50,7 +50,10 @@ def steps_per_epoch(count: int, global_batch: int) -> int:
 
 
 def load(args: argparse.Namespace) -> tuple[list[np.ndarray], dict[str, str]]:
-    """Images ``uint8[n, 28, 28]`` and labels ``int64[n]`` to train on, those to test on, and fingerprints of all."""
+    """Return images ``uint8[n, 28, 28]`` and labels ``int64[n]`` to train on, those to test on, and fingerprints.
+
+    Raises :class:`UserError` without data, or if a file is damaged.
+    """
     arrays = _load(args)
     names = ("images", "labels", "test images", "test labels")
     digests = (hashlib.sha256(array.tobytes()).hexdigest()[:16] for array in arrays)
@@ -70,7 +73,7 @@ def _load(args: argparse.Namespace) -> list[np.ndarray]:
 
 
 def read_split(folder: str, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of ``split`` ("train" or "test") in ``folder``, or in its MNIST/raw."""
+    """Return images and labels of ``split`` ("train", "test") in ``folder``, or in its MNIST/raw; see :func:`load`."""
     images, labels = (read_idx(_find(folder, name)) for name in FILES[split])
     if images.shape != (len(labels), SIDE, SIDE) or labels.ndim != 1 or not len(labels) or labels.max() >= CLASSES:
         raise UserError(f"{folder}: {split} images {images.shape} and labels {labels.shape} are not {SIDE}x{SIDE}"
@@ -88,7 +91,7 @@ def _find(folder: str, name: str) -> str:
 
 
 def read_idx(path: str) -> np.ndarray:
-    """The array in the IDX file ``path``; raises :class:`UserError` if it is damaged or not an IDX file of bytes."""
+    """Return the array in the IDX file ``path``; raises :class:`UserError` if it is damaged or has no bytes."""
     try:
         with files.open_file(path) as file:
             packed = file.read(2) == b"\x1f\x8b"

@@ -1,6 +1,6 @@
-"""The samples of each step, as a function of seed, epoch and step, so that resuming needs no loader state.
+"""Choose the samples of each step, as a function of seed, epoch and step, so that resuming needs no loader state.
 
-And the processes of a run, as far as the data needs them: sharing the work of an index, and comparing data.
+The processes of a run are here as far as data need them: they share the work of an index, and compare data.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from trainers.common.mnist import random_bits
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order ``int64[count]`` of the samples in ``epoch``."""
+    """Return the order ``int64[count]`` of the samples in ``epoch``."""
     return np.argsort(random_bits(count, seed, epoch), kind="stable")
 
 
 def block_permutation(count: int, seed: int, epoch: int, block: int) -> np.ndarray:
-    """The same with runs of ``block`` consecutive samples, which one request can read; ``block`` 1: no runs.
+    """Return the same with runs of ``block`` consecutive samples, which one request can read; ``block`` 1: no runs.
 
     Each epoch cuts the samples into other runs, the first of which can be shorter, so that neighbours vary.
     """
@@ -35,15 +35,15 @@ def block_permutation(count: int, seed: int, epoch: int, block: int) -> np.ndarr
 
 
 def share(batch: np.ndarray, rank: int, ranks: int) -> np.ndarray:
-    """The rows of a global ``batch`` that belong to process ``rank`` of ``ranks``."""
+    """Return the rows of a global ``batch`` that belong to process ``rank`` of ``ranks``."""
     size = len(batch) // ranks
     return batch[rank * size : (rank + 1) * size]
 
 
 def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every one of ``count`` samples once, in full batches.
+    """Return every one of ``count`` samples once, in full batches.
 
-    Returns indices ``int64[batches, global_batch]`` and a mask ``bool`` of the same shape, which is false for padding
+    As indices ``int64[batches, global_batch]`` and a mask ``bool`` of the same shape, which is false for padding
     (index 0). So shapes are static, and every test sample counts exactly once.
     """
     batches = -(-count // global_batch)
@@ -55,29 +55,29 @@ def padded_batches(count: int, global_batch: int) -> tuple[np.ndarray, np.ndarra
 
 @runtime_checkable
 class Peers(Protocol):
-    """The processes of a run; every process must make the same calls."""
+    """Describe the processes of a run; every process must make the same calls."""
 
     rank: int
     processes: int
 
     def broadcast(self, content: bytes) -> bytes:
-        """The ``content`` passed by the process of rank 0."""
+        """Return the ``content`` that the process of rank 0 passes."""
 
     def gather(self, content: bytes) -> list[bytes]:
-        """The ``content`` passed by each process, by rank."""
+        """Return the ``content`` that each process passes, by rank."""
 
 
 class Alone:
-    """A single process, or one of several that do not share work."""
+    """Stand for a single process, or one of several that do not share work."""
 
     rank, processes = 0, 1
 
     def broadcast(self, content: bytes) -> bytes:
-        """``content``."""
+        """Return ``content``."""
         return content
 
     def gather(self, content: bytes) -> list[bytes]:
-        """``content`` as the only element."""
+        """Return ``content`` as the only element."""
         return [content]
 
 

@@ -145,7 +145,7 @@ def _make(folder: str, names: list[str], peers: Peers, scan: Scan, large: bool) 
 
 
 def _read(kept: list[str], key: bytes) -> bytes:
-    """Return the records in the first of the files ``kept`` that has those of ``key``; empty if none has."""
+    """Return the records in the first of the files ``kept`` that begins with ``key``; empty if none does."""
     for path in kept:
         with contextlib.suppress(OSError, UserError):
             head, _, content = storage.read_file(path).partition(b"\n")

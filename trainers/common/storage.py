@@ -1,4 +1,4 @@
-"""Listing and reading data sets on local disks, mounts and ``gs://``."""
+"""List and read data sets on local disks, mounts and ``gs://``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.common.files import UserError
 
 @dataclass(frozen=True)
 class Entry:
-    """A name in a folder. ``version`` differs after the file is replaced: its generation or time of modification."""
+    """Describe a name in a folder. ``version``, a generation or time of change, differs after the file is replaced."""
 
     size: int = 0  # bytes
     version: str = ""
@@ -26,7 +26,10 @@ def is_slow(path: str) -> bool:
 
 
 def entries(folder: str) -> dict[str, Entry]:
-    """The files and folders in ``folder`` by name, sorted; empty if it does not exist. Pipes and devices are none."""
+    """Return the files and folders in ``folder`` by name, sorted, without pipes and devices; none if it does not exist.
+
+    Raises :class:`UserError` if it cannot be read.
+    """
     found = {}
     try:
         if files.is_remote(folder):
@@ -61,7 +64,7 @@ def _remote_entries(folder: str) -> dict[str, Entry]:
 
 
 def is_folder(path: str) -> bool:
-    """Whether ``path`` is an existing folder."""
+    """Return whether ``path`` is an existing folder; raises :class:`UserError` if a URL cannot be reached."""
     if not files.is_remote(path):
         return os.path.isdir(path)
     with files.remote(path) as filesystem, contextlib.suppress(FileNotFoundError):
@@ -70,7 +73,7 @@ def is_folder(path: str) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """The contents of ``path``. Raises ``FileNotFoundError``; :class:`UserError` if a URL cannot be reached."""
+    """Return the contents of ``path``; raises ``OSError``, or :class:`UserError` if a URL cannot be reached."""
     if files.is_remote(path):
         with files.remote(path) as filesystem:
             return filesystem.cat_file(filesystem._strip_protocol(path))  # type: ignore[no-any-return]
@@ -79,7 +82,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
-    """The bytes of the URL ``path`` from ``start`` up to ``end``; raises :class:`UserError` if reading fails."""
+    """Return the bytes of the URL ``path`` from ``start`` up to ``end``; raises :class:`UserError` if reading fails."""
     try:
         with files.remote(path) as filesystem:
             return filesystem.cat_file(filesystem._strip_protocol(path), start, end)  # type: ignore[no-any-return]

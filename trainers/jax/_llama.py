@@ -1,4 +1,4 @@
-"""Llama in plain JAX: functions of a tree of weights, in which all layers are one array each, and its optimizers."""
+"""Compute Llama in plain JAX: functions of a tree of weights, each with a row for each layer; and optimizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INNER_FIRST = ("self_attn.o_proj", "mlp.down_proj", "embed_tokens")  # matrices 
 
 
 def initial(config: Config, key: jax.Array) -> dict[str, Any]:
-    """Return random weights; those of the layers have the first dimension ``layers``, and the names in transformers."""
+    """Return random weights, with the names in transformers; in the layers, the first dimension is ``layers``."""
     layers, width, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     kv_width, residual = config.num_key_value_heads * config.head_dim, 0.02 / math.sqrt(2 * layers)
     keys = iter(jax.random.split(key, 9))
@@ -116,7 +116,7 @@ def make_optimizer(args: argparse.Namespace, schedule: optax.Schedule) -> optax.
     adamw = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=args.weight_decay, mask=decayed)
     if args.optimizer == "adamw":
         return optax.chain(clip, adamw)
-    each = optax.contrib.MuonDimensionNumbers(1, 2)  # the first dimension is that of the layers
+    each = optax.contrib.MuonDimensionNumbers(1, 2)  # the first dimension is the number of the layer
     muon = optax.contrib.muon(schedule, weight_decay=args.weight_decay, consistent_rms=0.2,
                               muon_weight_dimension_numbers=lambda some: jax.tree.map(lambda _: each, some)
                               )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The networks that classify images, in Flax NNX: those of MNIST, and of flowers with torchvision's ResNets."""
+"""Classify images in Flax NNX: the networks of MNIST, and of flowers with torchvision's ResNets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Encoder(nnx.Module):
 def max_pool(x: jax.Array) -> jax.Array:
     """Return the maxima of the 2x2 squares of ``x[n, height, width, channels]``.
 
-    XLA's CPU backend takes a sixth of the time for the gradient of this, compared with that of ``nnx.max_pool``.
+    XLA's CPU backend computes the gradient of this in a sixth of the time that the one of ``nnx.max_pool`` takes.
     """
     n, height, width, channels = x.shape
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
@@ -39,7 +39,7 @@ def max_pool(x: jax.Array) -> jax.Array:
 class CNN(nnx.Module):
     """Classify with two 5x5 convolutions, pooled before the ReLU (a quarter of the work), and two linear layers.
 
-    Its calls return logits ``[n, 10]`` of images ``[n, 28, 28, 1]``, as those of the other models do.
+    Its calls return logits ``[n, 10]`` of images ``[n, 28, 28, 1]``, as do calls of the other models.
     """
 
     def __init__(self, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
@@ -154,7 +154,7 @@ class ViT(nnx.Module):
 class Block(nnx.Module):
     """Apply a residual block of a ResNet: two 3x3 convolutions, or (``bottleneck``) 1x1, 3x3 and 1x1.
 
-    Its parts have torchvision's names, as those of :class:`ResNet` do.
+    Its parts, and the parts of :class:`ResNet`, have torchvision's names.
     """
 
     def __init__(self, into: int, width: int, stride: int, bottleneck: bool, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a JAX run, one a host, and one mesh of the devices of all of them."""
+"""Join the processes of a JAX run, one a host, and make one mesh of the devices of all of them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "coordination s
 
 
 class Peers:
-    """The processes of a run: see :class:`trainers.common.job.Peers`. ``mesh`` has the axes ``data`` and ``tensor``.
+    """Join the processes of a run as :class:`trainers.common.job.Peers`; ``mesh`` has the axes ``data`` and ``tensor``.
 
     A model is a module of Flax, or a dict whose "weights" are a tree of arrays, which the training replaces.
     """
 
     def __init__(self, args: argparse.Namespace, tensor: int = 1) -> None:
-        """Join the other processes and find the devices; ``tensor`` of them share the rows of a batch."""
+        """Find the devices; ``tensor`` of them share the rows of a batch. Raises :class:`UserError`."""
         if args.device != "auto":
             jax.config.update("jax_platforms", PLATFORMS[args.device])
         if args.num_cores and "cpu" in (args.device, os.environ.get("JAX_PLATFORMS")):
@@ -142,7 +142,7 @@ class Peers:
 
 @jax.jit
 def is_finite(array: jax.Array) -> jax.Array:
-    """Whether all elements are."""
+    """Return whether all elements are finite, as ``bool[]``."""
     return jnp.isfinite(array).all()
 
 
@@ -174,7 +174,7 @@ def join() -> None:
 def compiled_folder(kind: str, checkpoints: str) -> str:
     """Return the folder beside the ``checkpoints`` where a restarted run finds compiled programs; "" for none.
 
-    ``kind`` is that of the devices. Programs for a CPU are for its instruction set, and another machine may resume the
+    ``kind`` is what the devices are. Programs for a CPU are for its instruction set, and another machine may resume the
     run. JAX itself reads JAX_COMPILATION_CACHE_DIR: https://docs.jax.dev/en/latest/persistent_compilation_cache.html
     """
     if kind == "cpu" or not checkpoints or files.is_remote(checkpoints) or os.environ.get("JAX_COMPILATION_CACHE_DIR"):

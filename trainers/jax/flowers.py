@@ -1,4 +1,4 @@
-"""Flowers (or any small set of labelled images) in JAX, from scratch or from pretrained weights.
+"""Classify flowers (or any small set of labelled images) in JAX, from scratch or from pretrained weights.
 
     python -m trainers.jax.flowers --datadir flower_photos --epochs 30
     python -m trainers.jax.flowers --datadir flower_photos --model resnet50 --weights resnet50.safetensors --epochs 15

@@ -1,4 +1,4 @@
-"""A language model in JAX: Llama's architecture, trained on text from the first token on, or from given weights.
+"""Train a language model of Llama's architecture in JAX, on text from the first token on, or from given weights.
 
     python -m trainers.jax.gpt --datadir FOLDER                  # a small model of bytes, on a CPU or one accelerator
     launch gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m                     # on each host of a slice
@@ -70,7 +70,7 @@ def schedule_of(args: argparse.Namespace) -> optax.Schedule:
 
 
 class Batches:
-    """Windows of the text, on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
+    """Cut the text into windows, on the devices: ``int32[batch, block_size + 1]``, inputs and targets."""
 
     def __init__(self, text: language.Text, args: argparse.Namespace, block_size: int, peers: Peers) -> None:
         self.text, self.args, self.block_size, self.peers = text, args, block_size, peers
@@ -82,7 +82,7 @@ class Batches:
                             f" than a window of {block_size}")  # fmt: skip
 
     def _put(self, tokens: np.ndarray, starts: np.ndarray, *axes: str | None) -> jax.Array:
-        """Return the windows that begin at ``starts``; each host reads those of its devices. Behind the text: -1."""
+        """Return the windows that begin at ``starts``; each host reads what its devices have. Behind the text: -1."""
         import jax
 
         def part(index: tuple[slice, ...]) -> np.ndarray:
@@ -189,7 +189,7 @@ def load_pretrained(folder: str, shapes: dict[str, Any], config: language.Config
     from trainers.jax._llama import from_transformers
 
     try:
-        from safetensors.flax import load_file  # that of NumPy has no bf16
+        from safetensors.flax import load_file  # NumPy has no bf16
     except ImportError:
         raise UserError("--init-from needs its package: pip install safetensors") from None
     given: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
+"""Classify MNIST in JAX: a small network in Flax NNX, with the data set as one array on the devices.
 
     python -m trainers.jax.mnist --datadir FOLDER --epochs 5
     python -m trainers.jax.mnist --datadir FOLDER --epochs 30 --model vit --optimizer adamw --clip-norm 1

@@ -1,4 +1,4 @@
-"""TensorFlow trainers: one file each, on Keras' ``model.fit``. They run on CPU, GPU and TPU."""
+"""Train in TensorFlow, on CPU, GPU and TPU: one file a trainer, on Keras' ``model.fit``."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def import_tensorflow() -> None:
 
 
 class Parser(arguments.Parser):
-    """A parser with the options of all TensorFlow trainers."""
+    """Parse the options of all TensorFlow trainers."""
 
     def __init__(self, prog: str, about: str) -> None:
         super().__init__(prog, about)

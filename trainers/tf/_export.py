@@ -1,4 +1,4 @@
-"""Exporting trained Keras models for serving, in Keras' format and as SavedModel, including the preprocessing."""
+"""Export trained Keras models for serving, in Keras' format and as SavedModel, including the preprocessing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _of_files(model: keras.Model, decode: Decode) -> Callable[[tf.Tensor], Any]:
 
 
 def _image(content: tf.Tensor) -> tf.Tensor:
-    """``uint8[height, width, 3]`` of a JPEG, PNG, GIF or BMP file."""
+    """Return ``uint8[height, width, 3]`` of a JPEG, PNG, GIF or BMP file."""
     return tf.ensure_shape(tf.io.decode_image(content, channels=3, expand_animations=False), [None, None, 3])
 
 

@@ -1,4 +1,4 @@
-"""Keras' ``model.fit`` as a job: the callback that keeps its promises, optimizers, exact tests, and checkpoints."""
+"""Run Keras' ``model.fit`` as a job: the callback that keeps its promises, optimizers, exact tests, and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Running(keras.callbacks.Callback):  # type: ignore[misc]
         self.job, self.step, self.test, self.save, self.after = job, step, test, save, after
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Do what is due after a step; ``logs`` are not read."""
         job, model = self.job, self.model
         self.step = step = self.step + 1
         self.after(step)
@@ -76,7 +77,7 @@ def train_workers(model: keras.Model, data: Any, running: Running, peers: Peers)
     running.set_model(model)
     model.stop_training = False
     model.reset_metrics()
-    peers.iterator = iter(data)  # its end takes seconds, which a stop does not have: it stays to that of the process
+    peers.iterator = iter(data)  # it stays as long as the process: ending it takes seconds, which a stop does not have
     for number, batch in enumerate(peers.iterator):
         train(batch)
         running.on_train_batch_end(number)
@@ -141,7 +142,7 @@ def make_optimizer(
 
 
 class Checkpoint:
-    """A checkpoint of all variables of models and optimizers, with the state of their random numbers."""
+    """Save and load all variables of models and optimizers, with the state of their random numbers."""
 
     def __init__(self, peers: Peers, *parts: Any) -> None:
         self.peers = peers
@@ -151,14 +152,14 @@ class Checkpoint:
         })  # fmt: skip
 
     def save(self, folder: str) -> None:
-        """Write it into ``folder``; only the chief does."""
+        """Write a checkpoint into ``folder``; only the chief does. Raises :class:`UserError` if the disk is full."""
         try:
             self.saved.write(files.join(folder, "state")) if self.peers.rank == 0 else None
         except tf.errors.OpError as error:  # "PATH; No space left on device"
             raise UserError(reason_of(error).rpartition("; ")[2]) from None
 
     def load(self, folder: str) -> None:
-        """Load it, with TensorFlow's checksums; raises if it is damaged or of another network."""
+        """Load a checkpoint, with TensorFlow's checksums; raises if it is damaged or of another network."""
         if "run.json" not in files.names(folder):
             raise UserError(f"worker {self.peers.rank} does not find it: --checkpoint-dir must be a folder that all"
                             " workers share")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The strategy of ``tf.distribute``, and the workers of a run as :class:`trainers.common.job.Peers`.
+"""Choose the strategy of ``tf.distribute``, and be the workers of a run as :class:`trainers.common.job.Peers`.
 
 The environment selects the strategy: ``TF_CONFIG`` with several workers, a TPU's address in ``TPU_NAME`` (ignored if
 ``LAUNCHER_REHEARSE=1``, because a rehearsal has no TPU), the GPUs present, else the CPU.
@@ -39,7 +39,7 @@ joined: list[Peers] = []  # the one of this process
 
 
 class Peers:
-    """The replicas of a strategy, some in each process: see :class:`trainers.common.job.Peers`."""
+    """Join the replicas of a strategy, some in each process, as :class:`trainers.common.job.Peers`."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         """Choose the strategy, seed, and wait for the other workers; sets ``args.precision`` if it is auto.
@@ -122,7 +122,7 @@ class Peers:
     def dataset(self, batches: Callable[[], Iterator[Any]], specs: Any) -> Any:
         """Return the ``batches()`` of this process as a dataset that gives each of its replicas an equal part of them.
 
-        ``specs`` are those of a replica's part of a batch, nested like it. The next are made while one is used.
+        ``specs`` describe a replica's part of a batch, nested like it. The next are made while one is used.
         """
         local = self.replicas // self.size
 
@@ -220,7 +220,7 @@ def join(rank: int, workers: int) -> tf.distribute.Strategy:
 
 
 def place_in_cluster() -> tuple[int, int]:
-    """The number of workers in ``TF_CONFIG``, including the chief, and this process's rank; (1, 0) without it.
+    """Return the number of workers in ``TF_CONFIG``, chief included, and this process's rank; (1, 0) without it.
 
     Rewrites ``TF_CONFIG`` for MultiWorkerMirroredStrategy, which refuses the role "master" of AI Platform and waits for
     parameter servers. Raises :class:`UserError` for what is invalid, on which TensorFlow fails later or waits forever.
@@ -258,6 +258,7 @@ def place_in_cluster() -> tuple[int, int]:
 
 
 def check_addresses(cluster: dict[str, Any], members: dict[str, list[Any]]) -> None:
+    """Raise :class:`UserError` if an address of ``TF_CONFIG``, in ``members`` by role, has no port or comes twice."""
     seen: dict[str, str] = {}
     for role, addresses in members.items():
         if not isinstance(cluster.get(role) or [], list):
@@ -304,6 +305,7 @@ def wait_for_others(config: dict[str, Any], rank: int) -> None:
 
 
 def find_kind(requested: str, workers: int) -> str:
+    """Return the strategy for --strategy: one, mirrored, multiworker or tpu; raises :class:`UserError`."""
     if requested != "auto":
         if requested == "multiworker" and workers < 2:
             raise UserError("--strategy multiworker: needs a TF_CONFIG with at least 2 workers", USAGE)
@@ -317,7 +319,7 @@ def find_kind(requested: str, workers: int) -> str:
 
 
 def has_bf16(on_cpu: bool) -> bool:
-    """Whether all devices multiply bfloat16 in hardware; NVIDIA GPUs do from compute capability 8.0 (Ampere) on."""
+    """Return whether all devices multiply bfloat16 in hardware: NVIDIA GPUs since compute capability 8.0 (Ampere)."""
     if on_cpu:
         with contextlib.suppress(OSError):
             features = pathlib.Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()
@@ -328,6 +330,7 @@ def has_bf16(on_cpu: bool) -> bool:
 
 
 def tpu_strategy() -> tf.distribute.Strategy:
+    """Return a strategy over the TPU of ``TPU_NAME``, else of this machine; raises :class:`UserError`."""
     address = os.environ.get("TPU_NAME") or "local"
     try:
         reach(address)
@@ -349,6 +352,7 @@ def reach(address: str, seconds: float = 30) -> None:
 
 
 def find_devices(requested: int, on_cpu: bool) -> list[str]:
+    """Return the devices for --num-cores, into which a CPU is split; raises :class:`UserError` for too many GPUs."""
     if on_cpu:
         count = max(requested, 1)
         if count > 1:

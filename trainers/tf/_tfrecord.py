@@ -1,4 +1,4 @@
-"""TFRecord files of images, which only the TensorFlow trainers read: importing this module makes them known.
+"""Read TFRecord files of images, which only TensorFlow's trainers do: importing this module makes them known.
 
 A record is its length (8 bytes, little endian), a masked CRC32C of those, the data, and a masked CRC32C of the data:
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. tf.data reads them in their order
@@ -25,7 +25,10 @@ def _masked_crc(data: bytes) -> bytes:
 
 
 def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
-    """Return offset, length, with the checksum, and label (-1: in the record) of each record in ``file``."""
+    """Return offset, length, with the checksum, and label (-1: in the record) of each record in ``file``.
+
+    Raises :class:`UserError` if the file is damaged.
+    """
     found: list[tuple[int, int, int]] = []
     at, end = 0, file.seek(0, 2)
     while at < end:
@@ -43,7 +46,10 @@ def scan(file: IO[bytes], path: str) -> list[tuple[int, int, int]]:
 
 
 def parse(content: bytes, where: str) -> tuple[bytes, int]:
-    """Return image/encoded and image/class/label (or image and label) of the tf.train.Example in a record."""
+    """Return image/encoded and image/class/label (or image and label) of the tf.train.Example in a record.
+
+    Raises :class:`Damaged` if the record is damaged, :class:`UserError` if it has none of them.
+    """
     if len(content) < 4 or _masked_crc(content[:-4]) != content[-4:]:
         raise Damaged(f"{where}: its checksum is wrong; download the file again")
     try:

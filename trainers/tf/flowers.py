@@ -1,4 +1,4 @@
-"""Flowers (or any small set of labelled images) in TensorFlow, from scratch or from pretrained weights.
+"""Classify flowers (or any small set of labelled images) in TensorFlow, from scratch or from pretrained weights.
 
     python -m trainers.tf.flowers --datadir flower_photos --epochs 30
     python -m trainers.tf.flowers --datadir flower_photos --model resnet50 --weights notop.weights.h5 --epochs 15
@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def unit(features: Any, width: int, stride: int = 1) -> Any:
-    """Convolution, batch norm, ReLU."""
+    """Apply a 3x3 convolution to ``width`` channels, batch norm and ReLU."""
     from keras import layers
 
     features = layers.Conv2D(width, 3, stride, padding="same", use_bias=False, kernel_initializer="he_normal")(features)
@@ -56,7 +56,7 @@ def unit(features: Any, width: int, stride: int = 1) -> Any:
 
 
 def small(features: Any) -> Any:
-    """A network body for a few thousand images: each stage halves the size, doubles the width and adds a residual."""
+    """Apply a network for a few thousand images: each stage halves the size, doubles the width and adds a residual."""
     from keras import layers
 
     features = unit(features, 32, 2)
@@ -67,7 +67,10 @@ def small(features: Any) -> Any:
 
 
 def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model:
-    """Logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255, including the preprocessing."""
+    """Return the model: logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255.
+
+    The preprocessing is part of it. Raises :class:`UserError` if the file ``weights`` is of another model.
+    """
     import keras
     from keras import layers
 
@@ -94,9 +97,9 @@ def network(args: argparse.Namespace, classes: int, weights: str) -> keras.Model
 
 
 def crops(images: tf.Tensor, boxes: tf.Tensor, side: int) -> tf.Tensor:
-    """``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images``.
+    """Return ``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images``.
 
-    Two matrix products per image, because XLA has no ``CropAndResize``. The result is that of ``tf.image.resize`` with
+    Two matrix products per image, because XLA has no ``CropAndResize``. The result is as of ``tf.image.resize`` with
     antialiasing, except at the border of a box, where pixels outside of the box contribute.
     """
     import tensorflow as tf
@@ -108,7 +111,7 @@ def crops(images: tf.Tensor, boxes: tf.Tensor, side: int) -> tf.Tensor:
 
 
 def interpolation(first: tf.Tensor, last: tf.Tensor, size: int, side: int) -> tf.Tensor:
-    """Weights ``float[n, side, size]`` that resize the pixels between ``first`` and ``last`` to ``side`` pixels.
+    """Return weights ``float[n, side, size]`` that resize the pixels between ``first`` and ``last`` to ``side`` pixels.
 
     ``first`` and ``last`` are ``float[n]``, as fractions of ``size``; first > last mirrors.
     """
@@ -123,7 +126,7 @@ def interpolation(first: tf.Tensor, last: tf.Tensor, size: int, side: int) -> tf
 
 
 def resized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """An ``image`` ``uint8[height, width, 3]`` resized to ``side`` pixels, as for the test."""
+    """Return an ``image`` ``uint8[height, width, 3]`` resized to ``side`` pixels, as for the test."""
     import tensorflow as tf
 
     return tf.image.resize(image, [side, side], antialias=True)
@@ -149,7 +152,7 @@ def main(args: argparse.Namespace) -> int:
     total = args.epochs * epoch_steps
 
     def compiled(body: keras.Model) -> keras.Model:
-        """A model of images and boxes to crop from them, whose layers but the head learn slowly if pretrained."""
+        """Return a model of images and boxes to crop; its layers but the head learn slowly if pretrained."""
         pixels, boxes = keras.Input((stored, stored, 3), dtype="uint8"), keras.Input((4,))
         cut = layers.Lambda(lambda given: crops(given[0], given[1], args.image_size), dtype="float32")([pixels, boxes])
         model = keras.Model((pixels, boxes), body(cut))
@@ -172,7 +175,7 @@ def main(args: argparse.Namespace) -> int:
         return data.train_rows(epoch + 1)
 
     def batches(step: int) -> Iterator[Any]:
-        """This process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
+        """Yield this process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
         for number in count(step):
             first = number % epoch_steps * global_batch
             rows, boxes = (peers.share(part[first : first + global_batch]) for part in order(number // epoch_steps))

@@ -1,4 +1,4 @@
-"""ImageNet (or any large set of labelled images) in TensorFlow, with the models of keras.applications.
+"""Classify ImageNet (or any large set of labelled images) in TensorFlow, with the models of keras.applications.
 
     python -m trainers.tf.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
     python -m trainers.tf.imagenet --datadir gs://BUCKET/FOLDER --epochs 90 --ema 0.9999 --accumulate 2
@@ -43,7 +43,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def network(args: argparse.Namespace) -> keras.Model:
-    """Logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255, of any side."""
+    """Return the model: logits ``float[n, classes]`` of images ``[n, side, side, 3]`` from 0 to 255, of any side."""
     import keras
     from keras import layers
 
@@ -59,7 +59,7 @@ def network(args: argparse.Namespace) -> keras.Model:
 
 
 def centre(image: tf.Tensor, side: int, share: float = 0.875) -> tf.Tensor:
-    """The center of an ``image`` ``uint8[height, width, 3]``, resized to ``side`` pixels, as for the test."""
+    """Return the center of an ``image`` ``uint8[height, width, 3]``, resized to ``side`` pixels, as for the test."""
     import tensorflow as tf
 
     height, width = tf.unstack(tf.shape(image)[:2])
@@ -107,7 +107,7 @@ def learner(args: argparse.Namespace, network: keras.Model) -> keras.Model:
 
 
 def averager(slow: keras.Model, fast: keras.Model, most: float, peers: Peers) -> Callable[[int], None]:
-    """Return what moves the weights of ``slow`` towards those of ``fast`` after a number of steps.
+    """Return what moves the weights of ``slow`` towards ``fast`` after a number of steps.
 
     Their part that stays is low at first, when the weights change fast, and at most ``most``:
     https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
@@ -161,7 +161,7 @@ def main(args: argparse.Namespace) -> int:
     checkpoint = Checkpoint(peers, model, model.optimizer, *([average] if average else []))
 
     def batches(step: int) -> Iterator[Any]:
-        """This process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
+        """Yield this process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
         for epoch in range(step // epoch_steps, args.epochs):
             first = max(0, step - epoch * epoch_steps)
             for number, (pixels, labels) in enumerate(data.train(epoch + 1, first, global_batch), first):

@@ -1,4 +1,4 @@
-"""MNIST in TensorFlow: a small Keras network, trained by ``model.fit``.
+"""Classify MNIST in TensorFlow: a small Keras network, trained by ``model.fit``.
 
     python -m trainers.tf.mnist --datadir FOLDER --epochs 5
 
@@ -37,7 +37,7 @@ def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.N
 
 
 def network(args: argparse.Namespace) -> keras.Model:
-    """Logits ``float[n, 10]`` of images ``uint8[n, 28, 28]``; the preprocessing is part of the model.
+    """Return the model: logits ``float[n, 10]`` of images ``uint8[n, 28, 28]``; the preprocessing is part of the model.
 
     Two 5x5 convolutions, pooled before the ReLU (a quarter of the work, the same result), and two linear layers.
     """
@@ -64,14 +64,14 @@ def network(args: argparse.Namespace) -> keras.Model:
 
 
 def shifted(images: np.ndarray, rows: np.ndarray, most: int) -> np.ndarray:
-    """The images of ``rows[n, 3]`` (number, and offsets from 0 to 2 ``most``); ``images`` have a border of ``most``."""
+    """Return the images that ``rows[n, 3]`` list, number and two offsets, of ``images`` with a border of ``most``."""
     side = np.arange(mnist.SIDE)
     down, across = (rows[:, 1, None] + side)[:, :, None], (rows[:, 2, None] + side)[:, None, :]
     return images[rows[:, 0, None, None], down, across]  # type: ignore[no-any-return]
 
 
 def padded(images: np.ndarray, labels: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """Batches of ``size`` images, labels, and weights that are 0 for what fills the last one."""
+    """Yield batches of ``size`` images, labels, and weights that are 0 for what fills the last one."""
     numbers = np.arange(-(-len(labels) // size) * size).reshape(-1, size)
     for chosen in numbers:
         rest = np.minimum(chosen, len(labels) - 1)
@@ -113,7 +113,7 @@ def main(
         return mnist.order(len(labels), args.shift, args.seed, epoch)
 
     def batches(step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """This process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
+        """Yield this process's part of each batch after ``step`` steps: a resumed run continues with the next one."""
         for number in itertools.count(step):
             first = number % epoch_steps * global_batch
             rows = peers.share(order(number // epoch_steps)[first : first + global_batch])

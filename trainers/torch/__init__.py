@@ -1,4 +1,4 @@
-"""PyTorch trainers: one file each. They run on CPU, CUDA, torch_xla and torch_tpu; ``_select`` chooses the device."""
+"""Train in PyTorch, on CPU, CUDA and torch_tpu: one file a trainer; ``_peers`` joins the processes."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-# glibc returns memory that is free at the top of the heap, and that of each large block, to the kernel. So each step of
+# glibc returns memory that is free at the top of the heap, and each large block, to the kernel. So each step of
 # a network with large activations would fault its memory in again, page by page and cleared. 32 MB is the largest
 # threshold that glibc accepts: https://man7.org/linux/man-pages/man3/mallopt.3.html
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -1,4 +1,4 @@
-"""Decoding and cropping JPEGs with torch: a faster decoder and a vectorized resize, both without the GIL."""
+"""Decode and crop JPEGs with torch: a faster decoder and a vectorized resize, both without the GIL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainers.common.images import Damaged
 
 
 def _decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """A function from encoded bytes to ``uint8[3, rows, columns]``, or None if no decoder is installed.
+    """Return a function from encoded bytes to ``uint8[3, rows, columns]``, or None if no decoder is installed.
 
-    torchvision 0.29 deprecates its decoders in favor of those of torchcodec 0.16, which needs torch 2.11 or later.
+    torchvision 0.29 deprecates its decoders in favor of torchcodec 0.16, which needs torch 2.11 or later.
     """
     try:
         from torchcodec.decoders import decode_jpeg
@@ -38,7 +38,7 @@ _decode = _decoder()
 
 
 def decode(content: bytes, where: str, side: int, choose: Callable[[int, int], images.Box]) -> np.ndarray:
-    """Like :func:`trainers.common.images.decode`, which handles all but plain JPEGs, with boxes rounded to pixels."""
+    """Decode as :func:`trainers.common.images.decode`, which does all but plain JPEGs, with boxes rounded to pixels."""
     if not _decode:
         return images.decode(content, where, side, choose)
     try:

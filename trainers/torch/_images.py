@@ -1,4 +1,4 @@
-"""Networks for images in plain PyTorch, pretrained weights, crops on the device, averages, and torch.compile."""
+"""Classify images in plain PyTorch: networks, pretrained weights, crops on the device, averages, torch.compile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.torch._peers import Peers
 
 PRETRAINED_SCALE = 0.1  # of the learning rate, for layers that start from --weights
 # What becomes torchvision's name of a weight of a vision transformer: parts of timm's, and of torchvision's own in its
-# older files. Those of ResNets are the same in both. https://github.com/huggingface/pytorch-image-models/blob/main/timm/models/vision_transformer.py
+# older files. ResNets have the same names in both. https://github.com/huggingface/pytorch-image-models/blob/main/timm/models/vision_transformer.py
 RENAMED = {
     r"^cls_token$": "class_token",
     r"^pos_embed$": "encoder.pos_embedding",
@@ -36,24 +36,24 @@ RENAMED = {
 
 
 def unit(into: int, out: int, stride: int = 1) -> nn.Sequential:
-    """Convolution, batch norm, ReLU."""
+    """Return a 3x3 convolution from ``into`` to ``out`` channels, batch norm and ReLU."""
     return nn.Sequential(nn.Conv2d(into, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True))
 
 
 class Residual(nn.Module):
-    """Two units with a residual connection."""
+    """Add the output of two units to their input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.units = nn.Sequential(unit(width, width), unit(width, width))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """``features`` plus the output of the units."""
+        """Return ``features[n, width, y, x]`` plus the output of the units."""
         return features + self.units(features)
 
 
 def small(classes: int) -> nn.Sequential:
-    """A network for a few thousand images: each stage halves the picture, doubles the width and adds a residual."""
+    """Return a network for a few thousand images: each stage halves the size, doubles the width, adds a residual."""
     stages: list[nn.Module] = [unit(3, 32, 2)]
     for width in (64, 128, 256):
         stages += [unit(width // 2, width, 2), Residual(width)]
@@ -61,7 +61,7 @@ def small(classes: int) -> nn.Sequential:
 
 
 def vit(classes: int, side: int) -> nn.Module:
-    """A vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
+    """Return a vision transformer of 64 patches and six layers, for images of ``side`` pixels."""
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(  # type: ignore[no-any-return]
@@ -71,7 +71,7 @@ def vit(classes: int, side: int) -> nn.Module:
 
 
 def flowers_network(args: argparse.Namespace, classes: int) -> nn.Module:
-    """The model of ``--model``, with the pretrained weights of ``--weights`` in all but the last layer.
+    """Return the model of ``--model``, with the pretrained weights of ``--weights`` in all but the last layer.
 
     Raises :class:`UserError` if ``--weights`` or ``--image-size`` does not fit the model.
     """
@@ -153,8 +153,10 @@ def load_pretrained(model: nn.Module, args: argparse.Namespace) -> None:
 
 
 def difference(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], last: str) -> str:
-    """Return how ``given`` differs from weights like ``expected`` without those of the layer ``last``, "" if it does
-    not. Old files lack the numbers of batches that batch norm has seen."""
+    """Return how ``given`` differs from weights like ``expected`` without the layer ``last``; "" if it does not.
+
+    Old files lack the numbers of batches that batch norm has seen.
+    """
     for name, value in expected.items():
         if name in given and given[name].shape != value.shape:
             return f"{name} has the shape {list(given[name].shape)}, not {list(value.shape)}"
@@ -164,8 +166,10 @@ def difference(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 def resampling(start: torch.Tensor, end: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Matrices ``[n, target, source]`` that resize the spans from ``start`` to ``end`` (fractions of a side of
-    ``source`` pixels) to ``target`` pixels: bilinear, with antialiasing; ``start`` > ``end`` mirrors."""
+    """Return matrices ``[n, target, source]`` that resize the spans from ``start`` to ``end`` to ``target`` pixels.
+
+    Spans are fractions of a side of ``source`` pixels; ``start`` > ``end`` mirrors. Bilinear, with antialiasing.
+    """
     steps = (torch.arange(target, device=start.device) + 0.5) / target
     centres = (start[:, None] + (end - start)[:, None] * steps) * source - 0.5
     reach = ((end - start).abs() * source / target).clamp(min=1.0)[:, None, None]
@@ -175,7 +179,7 @@ def resampling(start: torch.Tensor, end: torch.Tensor, source: int, target: int)
 
 
 def gather_crops(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tensor, side: int) -> torch.Tensor:
-    """``float[n, side, side, 3]`` in 0 to 255: the ``boxes`` (upper, lower, left, right) of ``images[numbers]``."""
+    """Return ``float[n, side, side, 3]`` in 0 to 255: ``boxes`` (upper, lower, left, right) of ``images[numbers]``."""
     down = resampling(boxes[:, 0], boxes[:, 1], images.shape[1], side)
     across = resampling(boxes[:, 2], boxes[:, 3], images.shape[2], side)
     tall = torch.einsum("nyh,nhwc->nywc", down, images[numbers].float())
@@ -183,7 +187,7 @@ def gather_crops(images: torch.Tensor, numbers: torch.Tensor, boxes: torch.Tenso
 
 
 def imagenet_network(args: argparse.Namespace) -> nn.Module:
-    """torchvision's model ``--model`` with random weights.
+    """Return torchvision's model ``--model`` with random weights.
 
     Raises :class:`UserError` if torchvision has no such model, or if it does not take images of the sizes that
     ``--image-size`` and ``--progressive`` ask for.
@@ -223,7 +227,7 @@ MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's 
 
 
 class Normalise(nn.Module):
-    """``uint8[n, side, side, 3]`` as ``float[n, 3, side, side]`` with mean 0 and deviation 1 over ImageNet."""
+    """Turn ``uint8[n, side, side, 3]`` into ``float[n, 3, side, side]`` with mean 0 and deviation 1 over ImageNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,24 +236,24 @@ class Normalise(nn.Module):
         self.register_buffer("deviation", 255 * torch.tensor(DEVIATION), persistent=False)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """``pixels``, normalized."""
+        """Return ``pixels``, normalized."""
         return ((pixels.float() - self.mean) / self.deviation).permute(0, 3, 1, 2)
 
 
 class Served(nn.Module):
-    """The exported model: class probabilities of images ``uint8[n, side, side, 3]``, including the preprocessing."""
+    """Classify as the exported model does: images ``uint8[n, side, side, 3]``, including the preprocessing."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model, self.normalise = model, Normalise()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Probabilities of ``images``."""
+        """Return the probabilities ``[n, classes]`` of ``images``."""
         return self.model(self.normalise(images)).softmax(dim=1)
 
 
 class Average:
-    """The exponential moving average of a model's weights and buffers (``--ema``), in ``model``.
+    """Average a model's weights and buffers exponentially (``--ema``), in ``model``.
 
     Its decay rises with the steps, or the random weights at the start would dominate for 1 / (1 - decay) steps:
     https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage
@@ -273,7 +277,7 @@ class Average:
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, args: argparse.Namespace) -> torch.Tensor:
-    """The loss on images that are blended with the next image of the batch where ``mask`` is below 1."""
+    """Return the loss on images that are blended with the next image of the batch where ``mask`` is below 1."""
     loss = F.cross_entropy(logits, labels, label_smoothing=args.label_smoothing)
     if args.mixup or args.cutmix:
         keep = mask.mean()
@@ -283,20 +287,20 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor, args
 
 
 class EagerIfCompilingFails:
-    """A step whose forward pass is compiled, which runs without torch.compile from the first failure on.
+    """Run a step whose forward pass is compiled, and from the first failure on without torch.compile.
 
     Compiling fails where there is no C compiler, for example. The forward pass and its gradient are compiled when the
     first batch of each shape arrives, and a failure changes nothing but the averages of batch norm.
     """
 
     def __init__(self, step: Callable[..., torch.Tensor], model: nn.Module, say: Callable[[str], None]) -> None:
-        """``step(seed, *batch)`` trains ``model``, with random numbers that ``seed()`` begins again."""
+        """Take ``step(seed, *batch)``, which trains ``model`` with random numbers that ``seed()`` begins again."""
         self.step, self.buffers, self.say = step, list(model.buffers()), say
         self.shapes: set[torch.Size] = set()
         self.failed = False
 
     def __call__(self, seed: Callable[[], None], *batch: torch.Tensor) -> torch.Tensor:
-        """Run the step on ``batch``."""
+        """Run the step on ``batch``; returns its loss."""
         if self.failed or batch[0].shape in self.shapes:
             return self.step(seed, *batch)
         before = [buffer.clone() for buffer in self.buffers]

@@ -1,4 +1,4 @@
-"""Llama in plain PyTorch, its optimizers, and what compiles it."""
+"""Compute Llama in plain PyTorch, with its optimizers and what compiles it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainers.torch._peers import Peers
 def document_mask(idx: torch.Tensor, end: int) -> Any:
     """Return what lets each of the tokens ``idx[batch, time]`` see those before it in its document, which ``end`` ends.
 
-    A mask ``[batch, 1, time, time]``, or on CUDA that of flex attention, which takes less memory.
+    A mask ``[batch, 1, time, time]``, or on CUDA one of flex attention, which takes less memory.
     """
     B, T = idx.shape  # noqa: N806 - batch, time
     document = (idx == end).cumsum(dim=1) - (idx == end).long()
@@ -35,14 +35,13 @@ def document_mask(idx: torch.Tensor, end: int) -> Any:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: turn the pairs (i, i + half) of ``x[batch, heads, time, head_dim]`` by angles that grow with
-    time."""
+    """Turn the pairs (i, i + half) of ``x[batch, heads, time, head_dim]`` by angles that grow with time."""
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal attention; heads of queries share those of keys and values if there are fewer of them."""
+    """Attend to the tokens before; several heads of queries share one of keys and values if there are fewer."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -54,6 +53,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """Return ``[batch, time, width]``, as ``x`` has; ``mask`` is of :func:`document_mask`."""
         B, T, C = x.shape  # noqa: N806 - batch, time, channels
         q, k, v = (proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
                    for proj in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: https://arxiv.org/abs/2002.05202."""
+    """Compute SwiGLU: https://arxiv.org/abs/2002.05202."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -75,11 +75,12 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[batch, time, width]``, as ``x`` has."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each with its normalization before it, added to the residual stream."""
+    """Add attention and MLP, each with its normalization before it, to the residual stream."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -89,12 +90,13 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        """Return ``[batch, time, width]``, as ``x`` has; ``mask`` is of :func:`document_mask`."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class GPT(nn.Module):
-    """Llama: its weights have the names of transformers' LlamaForCausalLM.
+    """Compute Llama; its weights have the names of transformers' LlamaForCausalLM.
 
     ``end`` is the token at the end of each document, if attention shall not look into the one before. ``recompute``
     has the backward pass compute the activations of each layer again, in place of keeping them.

@@ -1,4 +1,4 @@
-"""The device of a process and the other processes of its run, as torchrun or the launcher has started them."""
+"""Find the device of a process, and join the others of its run, which torchrun or the launcher has started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from trainers.common import job
 from trainers.common.files import USAGE, UserError
 
-BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # for collectives between accelerators; those between CPUs are gloo's
+BACKENDS = {"cuda": "nccl", "tpu": "tpu_dist"}  # of collectives between accelerators; CPUs have gloo
 # PyTorch's checkpoints warn about objects, which need no fsync, and about a single process, which needs no group.
 warnings.filterwarnings(
     "ignore", "fsync not supported|torch.distributed is (disabled|unavailable)|TypedStorage is deprecated"
@@ -35,12 +35,13 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Connection ref
 
 
 class Peers:
-    """The processes of a run, each on one CPU or accelerator: see :class:`trainers.common.job.Peers`."""
+    """Join the processes of a run, each on one CPU or accelerator, as :class:`trainers.common.job.Peers`."""
 
     def __init__(self, args: argparse.Namespace, timeout: float = 600.0, scaled: bool = True) -> None:
         """Select the device and join the others; a collective takes ``timeout`` seconds at most.
 
-        Without gradients that are ``scaled``, --precision auto is fp32 where it would be fp16.
+        Without gradients that are ``scaled``, --precision auto is fp32 where it would be fp16. Raises
+        :class:`UserError` for a device that is not there, and if the others cannot be joined.
         """
         self.rank, self.size = int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
         self.processes = self.size
@@ -99,7 +100,7 @@ class Peers:
         return self.sum(value.reshape(1))[0] / self.size
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all processes rank 0's averages of batch norm, to test and to save; each has those of its batches."""
+        """Give all processes rank 0's averages of batch norm, to test and to save; each has its own."""
         for buffer in model.buffers() if self.size > 1 else ():
             dist.broadcast(buffer, 0)
 

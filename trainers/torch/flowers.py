@@ -1,4 +1,4 @@
-"""Flowers (or any small set of labelled images) in PyTorch, from scratch or from pretrained weights.
+"""Classify flowers (or any small set of labelled images) in PyTorch, from scratch or from pretrained weights.
 
     python -m trainers.torch.flowers --datadir flower_photos --epochs 30
     python -m trainers.torch.flowers --datadir flower_photos --model resnet50 --weights model.safetensors --epochs 15
@@ -42,7 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def parameter_groups(args: argparse.Namespace, model: nn.Module) -> list[dict[str, Any]] | None:
-    """Parameter groups for the optimizer with ``--weights``: pretrained layers have a lower learning rate."""
+    """Return groups for the optimizer, in which pretrained layers learn slower; None without ``--weights``."""
     from trainers.torch._images import PRETRAINED_SCALE, head
 
     if not args.weights:

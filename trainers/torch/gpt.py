@@ -1,4 +1,4 @@
-"""A language model in PyTorch: Llama's architecture, trained on text from the first token on, or from given weights.
+"""Train a language model of Llama's architecture in PyTorch, on text from the first token on, or from given weights.
 
     python -m trainers.torch.gpt --datadir FOLDER                  # a small model of bytes, on a CPU or one GPU
     torchrun --nproc-per-node 8 -m trainers.torch.gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m
@@ -69,7 +69,7 @@ def schedule(step: int, args: argparse.Namespace) -> float:
 
 
 class Batches:
-    """Windows of the text on the device: inputs and targets ``int64[batch, block_size]``, and the next ones' copies."""
+    """Cut the text into windows on the device: inputs and targets ``int64[batch, block_size]``."""
 
     def __init__(self, text: language.Text, args: argparse.Namespace, block_size: int, peers: Peers) -> None:
         self.text, self.args, self.block_size, self.peers = text, args, block_size, peers
@@ -133,7 +133,7 @@ def parallelize(model: GPT, args: argparse.Namespace, peers: Peers) -> nn.Module
 
 @contextlib.contextmanager
 def gradient_sync(ddp: nn.Module, on: bool) -> Iterator[None]:
-    """A context in which backward averages gradients over the processes, or (``on`` false) only adds them up."""
+    """Have backward average gradients over the processes meanwhile, or (``on`` false) only add them up."""
     if hasattr(ddp, "set_requires_gradient_sync"):  # of FSDP2
         ddp.set_requires_gradient_sync(on)
     with ddp.no_sync() if hasattr(ddp, "no_sync") and not on else contextlib.nullcontext():
@@ -220,7 +220,7 @@ def save(model: nn.Module, optimizers: list[torch.optim.Optimizer], later: bool,
 
 
 def load(model: nn.Module, optimizers: list[torch.optim.Optimizer], folder: str) -> None:
-    """Load a checkpoint."""
+    """Load a checkpoint, which any number of processes has written."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
@@ -229,7 +229,7 @@ def load(model: nn.Module, optimizers: list[torch.optim.Optimizer], folder: str)
 
 
 def load_pretrained(model: GPT, folder: str) -> None:
-    """Load the weights of a folder in Hugging Face's format, whose names are those of ``model``."""
+    """Load the weights of a folder in Hugging Face's format, with the names that ``model`` has."""
     try:
         from safetensors.torch import load_file
     except ImportError:
@@ -247,7 +247,7 @@ def load_pretrained(model: GPT, folder: str) -> None:
 
 
 def export(model: nn.Module, config: language.Config, text: language.Text, folder: str) -> list[str]:
-    """Write what transformers loads; all processes gather the weights, the first one writes them."""
+    """Write what transformers loads, and return the names; all processes gather the weights, the first writes them."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
@@ -273,7 +273,7 @@ def prepare(args: argparse.Namespace, peers: Peers, text: language.Text, config:
     cuda, block_size = peers.device.type == "cuda", config.max_position_embeddings
     # On a CPU in bf16, flash attention is slow for short windows: 5.4 to 6.8 ms forward and backward for 12 windows of
     # 64 tokens and 4 heads of 32 (AMD EPYC, torch 2.15), plain attention 3.1; for 256 tokens it is faster.
-    torch.backends.cuda.enable_flash_sdp(cuda or args.precision == "fp32" or block_size > 64)  # that of CPUs, too
+    torch.backends.cuda.enable_flash_sdp(cuda or args.precision == "fp32" or block_size > 64)  # on CPUs, too
     end = text.tokenizer.end if args.mask_documents else None
     model = GPT(config, end, args.activation_checkpointing)  # initialized on the CPU: the same on every device
     if args.init_from:

@@ -1,4 +1,4 @@
-"""ImageNet (or any large set of labelled images) in PyTorch, with torchvision's models.
+"""Classify ImageNet (or any large set of labelled images) in PyTorch, with torchvision's models.
 
     python -m trainers.torch.imagenet --datadir FOLDER --epochs 18 --progressive 128,160 --image-size 192
     torchrun --nproc-per-node 8 -m trainers.torch.imagenet --datadir FOLDER --epochs 90 --ema 0.9999

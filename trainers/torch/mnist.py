@@ -1,4 +1,4 @@
-"""MNIST in PyTorch: a small network, with the data set as one tensor on the device.
+"""Classify MNIST in PyTorch: a small network, with the data set as one tensor on the device.
 
     python -m trainers.torch.mnist --datadir FOLDER --epochs 5
     torchrun --nproc-per-node 2 -m trainers.torch.mnist --datadir FOLDER --model vit --optimizer adamw --clip-norm 1
@@ -51,7 +51,7 @@ def parse_args(argv: list[str] | None = None, prog: str = "mnist") -> argparse.N
 
 
 def network(args: argparse.Namespace) -> nn.Module:
-    """Logits ``[n, 10]`` of images ``[n, 1, 28, 28]``."""
+    """Return the model of ``--model``: logits ``[n, 10]`` of images ``[n, 1, 28, 28]``."""
     from torch import nn
 
     if args.model == "cnn":  # pooled before the ReLU: a quarter of the work, the same result
@@ -74,12 +74,12 @@ def network(args: argparse.Namespace) -> nn.Module:
 
 
 def normalized(pixels: torch.Tensor) -> torch.Tensor:
-    """``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` with mean 0 and deviation 1 over MNIST."""
+    """Return ``uint8[n, 28, 28]`` as ``float[n, 1, 28, 28]`` with mean 0 and deviation 1 over MNIST."""
     return ((pixels.float() / 255 - MEAN) / DEVIATION).unsqueeze(1)
 
 
 def shifted(images: torch.Tensor, rows: torch.Tensor, most: int) -> torch.Tensor:
-    """The images of ``rows[n, 3]`` (number, and offsets from 0 to 2 ``most``), with a black border."""
+    """Return the images of ``rows[n, 3]``: number, and offsets from 0 to 2 ``most``, into a black border."""
     import torch
     import torch.nn.functional as F
 
@@ -136,7 +136,7 @@ def evaluate(
 
 
 def serving(model: nn.Module) -> nn.Module:
-    """What is exported: probabilities ``[n, 10]`` of images ``uint8[n, 28, 28]``, including the preprocessing."""
+    """Return what is exported: probabilities ``[n, 10]`` of images ``uint8[n, 28, 28]``, with the preprocessing."""
     from torch import nn
 
     class Served(nn.Module):
@@ -154,7 +154,7 @@ def export(served: nn.Module, example: torch.Tensor, folder: str, **about: objec
     """Write model.safetensors, with the weights of ``served.model``, and model.pt2 and model.onnx; return their names.
 
     ``example`` is a batch of at least two. All appear once all are complete; without the package of a format, a note
-    says so.
+    says so. Raises :class:`UserError` if ``folder`` cannot be written.
     """
     import torch
 
@@ -199,7 +199,7 @@ def export(served: nn.Module, example: torch.Tensor, folder: str, **about: objec
 def make_optimizer(
     model: nn.Module, args: argparse.Namespace, peers: Peers, groups: list[dict[str, Any]] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``--optimizer``, with weight decay for kernels and matrices, or of ``groups``."""
+    """Return the optimizer of ``--optimizer``, with weight decay for kernels and matrices, or of ``groups``."""
     import torch
 
     groups = groups or [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": args.weight_decay},
@@ -211,7 +211,7 @@ def make_optimizer(
 
 
 def state(model: nn.Module, optimizer: torch.optim.Optimizer, peers: Peers) -> dict[str, Any]:
-    """What a checkpoint has, for :mod:`torch.distributed.checkpoint`."""
+    """Return what a checkpoint has, for :mod:`torch.distributed.checkpoint`."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     weights, moments = get_state_dict(model, optimizer)

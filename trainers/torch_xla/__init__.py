@@ -1,5 +1,4 @@
-"""PyTorch/XLA's trainers: one process a host, with the devices of all hosts in one SPMD mesh. Models and data are those
-of :mod:`trainers.torch`."""
+"""Train in PyTorch/XLA: one process a host, and one SPMD mesh of all devices; :mod:`trainers.torch` has the models."""
 
 import os
 

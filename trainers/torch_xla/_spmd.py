@@ -1,4 +1,4 @@
-"""The devices of all hosts as one SPMD mesh of torch_xla, and pytorch/xla's log lines."""
+"""Make one SPMD mesh of torch_xla of the devices of all hosts, and write pytorch/xla's log lines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from trainers.torch._peers import Peers
 
 
 class Mesh(Peers):
-    """The hosts of a run, and ``replicas`` devices: weights are on each, batches are spread over them.
+    """Join the hosts of a run, with ``replicas`` devices: weights are on each, batches are spread over them.
 
-    Results carry a sharding. If what a first step reads had none, its graph would differ from that of later steps, and
-    be compiled separately; so would one that starts by copying into tensors. So all tensors are new device data.
+    Results carry a sharding. If what a first step reads had none, its graph would differ from the one of later steps,
+    and be compiled separately; so would one that starts by copying into tensors. So all tensors are new device data.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -71,7 +71,7 @@ class Mesh(Peers):
         return self._replicated(torch.as_tensor(array).to(self.device))
 
     def put_batch(self, batch: np.ndarray, whole: bool = True) -> torch.Tensor:
-        """Return a global ``batch``, spread over the devices: this host's rows of it, those of all hosts form it.
+        """Return a global ``batch``, spread over the devices: each host puts its rows of it.
 
         If it is not ``whole``, it has this host's rows only.
         """
@@ -163,7 +163,7 @@ def on_cpu(state: Any) -> Any:
 
 
 class XlaJob(Job):
-    """A job with the log lines of pytorch/xla, so that its log analyzers work.
+    """Run a job with the log lines of pytorch/xla, so that its log analyzers work.
 
     Rate is 0.6 times the images per second of a device since the last line plus 0.4 times the previous Rate, or what
     RATE_TRACKER_SMOOTHING says in place of the 0.4; GlobalRate is all images by the whole time.

@@ -1,4 +1,4 @@
-"""Flowers in PyTorch/XLA: :mod:`trainers.torch.flowers` with one process a host, and SPMD over all devices.
+"""Classify flowers in PyTorch/XLA: :mod:`trainers.torch.flowers` with one process a host, and SPMD over all devices.
 
 PJRT_DEVICE=TPU python -m trainers.torch_xla.flowers --datadir flower_photos --epochs 30
 """

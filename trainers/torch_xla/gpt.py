@@ -1,4 +1,4 @@
-"""A language model in PyTorch/XLA: :mod:`trainers.torch.gpt` with one process a host, and SPMD over all devices.
+"""Train a language model in PyTorch/XLA: :mod:`trainers.torch.gpt`, with SPMD over the devices of all hosts.
 
     PJRT_DEVICE=TPU python -m trainers.torch_xla.gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m
 

@@ -1,6 +1,6 @@
-"""ImageNet in PyTorch/XLA: :mod:`trainers.torch.imagenet` with one process a host, and SPMD over all devices.
+"""Classify ImageNet in PyTorch/XLA: :mod:`trainers.torch.imagenet`, with SPMD over the devices of all hosts.
 
-Each host decodes its part of a batch.
+Each host is one process, and decodes its part of a batch.
 
     PJRT_DEVICE=TPU python -m trainers.torch_xla.imagenet --datadir FOLDER --epochs 18
 """

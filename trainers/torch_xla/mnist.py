@@ -1,10 +1,10 @@
-"""MNIST in PyTorch/XLA: :mod:`trainers.torch.mnist` with one process a host, and SPMD over the devices of all hosts.
+"""Classify MNIST in PyTorch/XLA: :mod:`trainers.torch.mnist`, one process a host, and SPMD over all devices.
 
     PJRT_DEVICE=TPU python -m trainers.torch_xla.mnist --datadir FOLDER --epochs 5
     PJRT_DEVICE=CPU CPU_NUM_DEVICES=4 python -m trainers.torch_xla.mnist --datadir FOLDER --batch-size 16
 
 XLA compiles a graph for each shape, so that all batches have the same one, and there are two graphs: one trains, one
-tests. The log lines are those of pytorch/xla.
+tests. The log lines have the form of pytorch/xla.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Progress:
     """The progress of all replicas so far.
 
     Attributes:
-        losses, rates: (seconds since the start, value); the rate is in images per second of one device.
+        losses, rates: (seconds since the start, value); the rate is as in the log, torch_xla's of one device.
         accuracies: (seconds, epoch, percent) after each epoch.
         summary: the trainer's summary, the JSON object of its last line; {} until it is printed.
         resumed_from: the steps from which trainers resumed.
@@ -98,7 +98,7 @@ class Progress:
 
     @property
     def rate(self) -> float | None:
-        """Images per second of all devices, from the trainer's summary; else the last rate of one device."""
+        """Images per second of all devices, from the trainer's summary; else the last rate in the log."""
         if self.summary.get("images_per_second") is not None:
             return float(self.summary["images_per_second"])
         return self.rates[-1][1] if self.rates else None

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of trainers."""
+"""Give fixtures to the tests of trainers."""
 
 from __future__ import annotations
 

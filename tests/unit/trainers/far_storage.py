@@ -1,4 +1,4 @@
-"""Remote storage over a folder, in place of fsspec's file systems: it counts requests, and fails or waits on demand."""
+"""Stand in for fsspec's file systems with a folder that counts requests, and fails or waits on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, Any
 
 
 class Object(io.BytesIO):
-    """A file that appears when it is closed, as objects do: no listing has a part of it, or another name."""
+    """Write a file that appears when it is closed, as objects do: no listing has a part of it, or another name."""
 
     def __init__(self, place: Path, folder: Path) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Object(io.BytesIO):
 
 
 class Ranged(io.FileIO):
-    """A file whose reads are requests."""
+    """Read a file, each time with a request."""
 
     def __init__(self, storage: FarStorage, path: str) -> None:
         super().__init__(storage.folder / path)
@@ -38,7 +38,7 @@ class Ranged(io.FileIO):
 
 
 class FarStorage:
-    """What :mod:`trainers.common.files` uses of a file system; ``far://x`` is ``folder/x``."""
+    """Do what :mod:`trainers.common.files` needs of a file system; ``far://x`` is ``folder/x``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,5 +123,5 @@ class FarStorage:
         Path(target).write_bytes((self.folder / self._strip_protocol(path)).read_bytes())
 
     def bytes_of(self, suffix: str) -> int:
-        """How many bytes were read of files whose names end with ``suffix``."""
+        """Return how many bytes were read of files whose names end with ``suffix``."""
         return sum(end - start for path, start, end in self.ranges if path.endswith(suffix))

@@ -1,4 +1,4 @@
-"""The trainers' command lines: both spellings, the YAML file, environment variables, and one line for an error."""
+"""Test the trainers' command lines: both spellings, the YAML file, environment variables, and one line for an error."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_options_of_places_devices_and_reports_do_not_decide_what_a_run_learns()
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_help_takes_little_cpu_time_and_imports_no_framework(trainer: str) -> None:
-    """CPU time, so that other work on the machine makes no difference; importing a framework takes several seconds."""
+    """Measure CPU time, which other work on the machine does not change; importing a framework takes seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", f"trainers.{trainer}", "--help"],

@@ -1,4 +1,4 @@
-"""IDX files, the digits used in tests, sample order, augmentation offsets, padded test batches."""
+"""Test IDX files, the digits used in tests, sample order, augmentation offsets, padded test batches."""
 
 from __future__ import annotations
 

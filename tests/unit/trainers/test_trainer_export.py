@@ -1,4 +1,4 @@
-"""Exported files appear when they are complete, and say which version wrote them."""
+"""Test that exported files appear when they are complete, and say which version wrote them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_an_export_that_is_killed_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder cannot be replaced by one operation: what had its name is put back by the next export."""
+    """Put back what had its name in the next export: a folder cannot be replaced by one operation."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "graph").write_text("earlier")
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Replicas that do not train say so; all others train."""
+"""Test that replicas that do not train say so, and that all others train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images from class folders and tar shards: the same images, any order, clear errors for damage."""
+"""Test images from class folders and tar shards: the same images, any order, clear errors for damage."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def whole(content: bytes) -> np.ndarray:
 
 
 def test_sixteen_bits_of_grey_become_eight() -> None:
-    """Pillow's own conversion makes everything above 255 of 65,535 white."""
+    """Do without Pillow's own conversion, which makes everything above 255 of 65,535 white."""
     ramp = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))
     assert np.array_equal(whole(encoded(Image.fromarray(ramp)))[..., 0], ramp >> 8)
 
@@ -100,7 +100,7 @@ def test_sixteen_bits_of_grey_become_eight() -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
 def test_images_of_any_mode_have_the_colours_that_pillow_gives_them(mode: str) -> None:
-    """And those with a palette and transparency no warning for each image."""
+    """Print no warning for each image with a palette and transparency."""
     ramp = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (64, 1))
     picture = Image.fromarray(np.stack([ramp, ramp.T, 255 - ramp], -1)).convert(mode)
     options = {"transparency": bytes(range(256))} if mode == "P" else {}
@@ -118,7 +118,7 @@ def test_an_empty_file_is_reported_in_words() -> None:
 
 
 def test_a_class_whose_folder_has_no_images_is_an_error(tmp_path: Path) -> None:
-    """For example because all of them are in a format that is not read."""
+    """Refuse, for example, a folder of images in a format that is not read."""
     folder = drawn.write(tmp_path, "folder", train=20, test=7)
     shutil.rmtree(folder / "test" / "rose")
     assert images.find(str(folder), "test").count == 6, "a test needs no images of each class"
@@ -248,7 +248,7 @@ def test_flowers_samples_depend_on_seed_and_epoch_only(made: dict[str, Path]) ->
 
 
 def data_of(folder: Path, form: str) -> dict[str, str]:
-    """The fingerprints of the images in ``folder``; those of both trainers are the same."""
+    """Return the fingerprints of the images in ``folder``, which are the same in both trainers."""
     parsed = []
     for data in (flowers_data, imagenet_data):
         data.options(parser := Parser("toy", ""))

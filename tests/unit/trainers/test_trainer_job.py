@@ -1,4 +1,4 @@
-"""A job: what it saves, where it resumes, how it ends, and what it says, with a model that is a number."""
+"""Test what a job saves, where it resumes, how it ends, and what it says, with a model that is a number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainers.common.job import Diverged, Job
 
 
 class Toy:
-    """The one process of a run, and its model."""
+    """Be the one process of a run, with its model."""
 
     rank, size, label = 0, 1, "cpu/0"
     value, others = 0.0, 0.0
@@ -109,7 +109,7 @@ def kept(folder: Path) -> list[int]:
 
 @pytest.fixture(params=["local", "far"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, mount: Callable[[Path], FarStorage]) -> str:
-    """A checkpoint folder at ``tmp_path / "run"``, local or on remote storage."""
+    """Give a checkpoint folder at ``tmp_path / "run"``, local or on remote storage."""
     if request.param == "local":
         return str(tmp_path / "run")
     (tmp_path / "run").mkdir()
@@ -188,7 +188,7 @@ def test_a_signal_during_a_test_gives_it_up_and_the_next_run_makes_it(
 ) -> None:
     words = (f"--checkpoint-dir={tmp_path}",)
     assert train(*words, at=lambda step, job: step == 20 and os.kill(os.getpid(), signal.SIGTERM))[0] == 143
-    assert summary_of(capsys)["max_accuracy"] == 64, "that of step 14"
+    assert summary_of(capsys)["max_accuracy"] == 64, "at step 14"
     assert train(*words) == (0, [], [])
     assert summary_of(capsys)["accuracy"] == 71
 
@@ -236,7 +236,7 @@ def test_what_is_not_finite_ends_a_run_unsaved(tmp_path: Path, capsys: pytest.Ca
 def test_a_test_whose_loss_is_not_finite_does_not_count_and_the_last_one_ends_the_run(
     loss: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As after few steps, when the averages of batch norm are those of the weights at the start."""
+    """Pass such a test as there is after few steps, when the averages of batch norm are of the first weights."""
     first, last = ({7: loss}, {21: loss})
     assert train(accuracy=lambda step: 90.0 - step, test_loss=lambda step: first.get(step, 0.5))[0] == 0
     out = capsys.readouterr().out
@@ -425,7 +425,7 @@ def test_testing_and_saving_do_not_count_as_training(tmp_path: Path, capsys: pyt
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, float, int]]:
-    """What the package hypertune, which the images have, is told."""
+    """Return what the package hypertune, which the images have, is told."""
     told: list[tuple[str | None, float, int]] = []
 
     class HyperTune:
@@ -456,7 +456,7 @@ def test_tests_are_reported_in_a_trial_only(
 def test_a_resumed_trial_reports_the_tests_before_it_again(
     reports: list[tuple[str | None, float, int]], tmp_path: Path
 ) -> None:
-    """The tuning service reads a file that is new in each container."""
+    """Report them again, because the tuning service reads a file that is new in each container."""
     words = (f"--checkpoint-dir={tmp_path}", "--hypertune-tag=score")
     train(*words, "--num-steps=16")
     assert [step for _, _, step in reports] == [7, 14]

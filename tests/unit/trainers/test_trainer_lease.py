@@ -1,4 +1,4 @@
-"""A run holds the folders that it writes; what ends or hinders a run does not mix or lose what is there."""
+"""Test that a run holds the folders that it writes, and that what ends or hinders it mixes and loses nothing there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which holds ``tmp_path / "run"``."""
+    """Start another process, which holds ``tmp_path / "run"``."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout and process.stdout.readline() == "held\n"
@@ -123,7 +123,7 @@ def test_a_folder_without_locks_is_no_error(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_two_writers_of_one_process_id_mix_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Process ids of two containers are alike."""
+    """Write in two processes of the same id, as two containers have."""
     monkeypatch.setattr(os, "getpid", lambda: 7)
     path = tmp_path / "step-000000001.ckpt"
     with files.atomic_file(str(path)) as one:
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_moved_is_one_line(tmp_path: Path) -> None:
 def test_growing_files_are_copied_to_a_bucket_every_minute_and_at_the_end(
     tmp_path: Path, mount: Callable[[Path], FarStorage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Objects cannot be appended to. One copy that fails is made good by the next."""
+    """Copy whole files, because objects cannot be appended to; the next copy makes good one that fails."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (tmp_path / "far").mkdir()

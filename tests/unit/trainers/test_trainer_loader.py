@@ -1,4 +1,4 @@
-"""Splits and labels, reading apart from decoding, damaged samples, and storage that fails."""
+"""Test splits and labels, reading apart from decoding, damaged samples, and storage that fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def far(tmp_path: Path, mount: Callable[[Path], FarStorage]) -> FarStorage:
 
 
 class HttpError(Exception):
-    """As gcsfs raises."""
+    """Tell an error as gcsfs does."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"error {code}")
@@ -105,7 +105,7 @@ def test_a_class_that_only_the_validation_set_has_is_a_usage_error(tmp_path: Pat
 def test_reading_waits_for_more_images_at_a_time_than_are_decoded(
     form: str, far: FarStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads decode; every read waits here until 50 wait at a time."""
+    """Have every read wait until 50 wait at a time, while two threads decode."""
     monkeypatch.setattr(images, "_GAP", -1)  # these images are so small that neighbours would be read together
     drawn.write(far.folder / "d", form, train=200, test=5)
     source = images.find("far://d", "train")
@@ -133,7 +133,7 @@ def test_neighbours_in_a_remote_shard_are_read_with_one_request(far: FarStorage)
 
 @pytest.mark.parametrize(("left_out", "requests"), [(1, 1), (2, 1), (3, 2)])
 def test_a_run_from_which_images_are_left_out_is_one_request(left_out: int, requests: int, far: FarStorage) -> None:
-    """Images of 100 KB, as of ImageNet, of which those in between are for the test."""
+    """Read images of 100 KB, as in ImageNet; the ones in between are for the test."""
     made = [(number % 5, bytes([number]) * 100_000) for number in range(20)]
     (far.folder / "d").mkdir()
     drawn.write_tar(far.folder / "d" / "train-0.tar", made)
@@ -178,7 +178,7 @@ def test_epochs_in_blocks_differ() -> None:
 
 
 def many(folder: Path, count: int, damaged: list[int]) -> images.Images:
-    """``count`` equal images of which some are damaged, and a Loader's limit of one in 1,000."""
+    """Return ``count`` equal images of which some are damaged, and a Loader's limit of one in 1,000."""
     good = drawn.pictures(1, 0)[0][1]
     made = [(number % 5, good[:300] if number in damaged else good) for number in range(count)]
     drawn.write_tar(folder / "train-0.tar", made)

@@ -1,4 +1,4 @@
-"""The records of tar shards: read once, kept, made again after a change, shared by processes."""
+"""Test the records of tar shards: read once, kept, made again after a change, shared by processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def both(folder: str, **more: str) -> tuple[images.Images, images.Images]:
 
 
 def opened(far: FarStorage) -> list[str]:
-    """The shards that were read from their beginning, sorted."""
+    """Return the shards that were read from their beginning, sorted."""
     return sorted(path for path, start, _ in far.ranges if path.endswith(".tar") and start == 0)
 
 
@@ -122,7 +122,7 @@ def test_the_index_is_kept_in_the_output_folder_if_the_data_are_not_writable(
 
 
 def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
-    """Objects per record would take 228 MB; the process itself, with NumPy, takes about 35 MB."""
+    """Measure: objects per record would take 228 MB; the process itself, with NumPy, takes about 35 MB."""
     count = 1_281_167
     for name in ("train-0.tar", "val-0.tar"):
         write_tar(tmp_path / name, samples(0, 1))
@@ -146,7 +146,7 @@ def test_a_million_records_take_little_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_of_any_length_and_other_members_are_no_obstacle(form: int, tmp_path: Path) -> None:
-    """Which are in headers of their own, of a kind for each form."""
+    """Read long names from headers of their own, of a kind for each form."""
     folder = "/".join(["a-folder-of-some-depth"] * 6)
     long = "/".join([folder, "x" * (90 if form == tarfile.USTAR_FORMAT else 150)])
     names = [f"{name}{suffix}" for name in (f"{folder}/1", f"{long}2", "é/3") for suffix in (".jpg", ".cls", ".txt")]
@@ -165,7 +165,7 @@ def test_names_of_any_length_and_other_members_are_no_obstacle(form: int, tmp_pa
 
 
 def test_a_damaged_header_within_a_shard_is_reported(tmp_path: Path) -> None:
-    """Which Python's tarfile takes for the end."""
+    """Report what Python's tarfile takes for the end."""
     drawn.write(tmp_path, "tar", train=10, test=5)
     path = tmp_path / "train-00000.tar"
     content = bytearray(path.read_bytes())
@@ -193,7 +193,7 @@ def test_a_label_that_is_no_number_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", ["./", "v1.0/", "a.b/c.d/"])
 def test_samples_are_keyed_by_the_base_name_up_to_its_first_dot(prefix: str, tmp_path: Path) -> None:
-    """As https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py has it."""
+    """Do as https://github.com/webdataset/webdataset/blob/main/src/webdataset/tariterators.py does."""
     members = [(prefix + name, content) for name, content in samples(0, 5)]
     extra = [(prefix + "00000.seg.png", b"mask"), (prefix + ".hidden.jpg", b"x"), (prefix + "README", b"x")]
     write_tar(tmp_path / "train-0.tar", [*members, *extra])
@@ -208,7 +208,7 @@ def test_samples_are_keyed_by_the_base_name_up_to_its_first_dot(prefix: str, tmp
 
 
 class Rank:
-    """One of several processes, each a thread."""
+    """Be one of several processes, each a thread."""
 
     def __init__(self, rank: int, processes: int, barrier: threading.Barrier, slots: list[bytes]) -> None:
         self.rank, self.processes, self.barrier, self.slots = rank, processes, barrier, slots
@@ -225,7 +225,7 @@ class Rank:
 
 
 def together(count: int, work: Callable[[Rank], T]) -> list[T | UserError]:
-    """The results of ``work`` in ``count`` processes, or what they raise."""
+    """Return the results of ``work`` in ``count`` processes, or what they raise."""
     barrier, slots = threading.Barrier(count, timeout=60), [b""] * count
     results: list[T | UserError | None] = [None] * count
 
@@ -244,7 +244,7 @@ def together(count: int, work: Callable[[Rank], T]) -> list[T | UserError]:
 
 
 def test_a_name_without_a_file_empties_no_listing(tmp_path: Path) -> None:
-    """Another process renames its temporary file between listing it and looking at it: a link shows the same."""
+    """Show by a link what is seen when another process renames its temporary file behind the listing."""
     write_tar(tmp_path / "train-0.tar", samples(0, 3))
     (tmp_path / ".index.tmp").symlink_to("renamed")
     assert list(storage.entries(str(tmp_path))) == ["train-0.tar"]

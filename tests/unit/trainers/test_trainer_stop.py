@@ -1,4 +1,4 @@
-"""How a run ends: signals that all processes agree on, a log that nobody takes, errors."""
+"""Test how a run ends: signals that all processes agree on, a log that nobody takes, errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class World:
-    """Processes in lockstep: each is a thread, and time is the number that the slowest has counted."""
+    """Run processes in lockstep: each is a thread, and time is the number that the slowest has counted."""
 
     def __init__(self, count: int) -> None:
         self.now = [0.0] * count
@@ -101,7 +101,7 @@ def test_processes_save_by_the_clock_at_the_same_steps() -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
 def test_a_signal_that_asks_to_end_stops_a_run_after_its_step(name: str, tmp_path: Path) -> None:
-    """SIGUSR1 is what Slurm sends with --signal=USR1@60; SIGHUP is that of a terminal which is closed."""
+    """Take SIGUSR1 as Slurm sends it with --signal=USR1@60, and SIGHUP as from a terminal that is closed."""
     code = (
         "import os, signal, sys; from trainers.common import job; stop = job.Stop(); stop.install();"
         f"os.kill(os.getpid(), signal.{name}); sys.exit(stop.poll())"
@@ -145,7 +145,7 @@ job.run(main, None, "toy")
 @pytest.mark.parametrize("kind", ["full", "pipe", "closed"])
 @pytest.mark.parametrize("streams", ["stdout", "both"])
 def test_a_log_that_nobody_takes_does_not_end_a_run(kind: str, streams: str, unbuffered: str, tmp_path: Path) -> None:
-    """As `trainer | head`, a full disk, and a stream that was closed before the start."""
+    """Take none, as with `trainer | head`, a full disk, and a stream that was closed before the start."""
     target = {"full": "/dev/full", "pipe": "/dev/fd/9", "closed": "&-"}[kind]
     to = f">{target}" + (f" 2>{target}" if streams == "both" else "")
     read, write = os.pipe()

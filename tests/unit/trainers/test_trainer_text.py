@@ -1,4 +1,4 @@
-"""Text as tokens: what is packed, when it is packed again, and the order of windows."""
+"""Test text as tokens: what is packed, when it is packed again, and the order of windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arguments(datadir: Path | str, **more: Any) -> argparse.Namespace:
 
 
 def load(datadir: Path | str, **more: Any) -> tuple[language.Text, list[str]]:
-    """The text, and the lines that were said."""
+    """Return the text, and the lines that were said."""
     said: list[str] = []
     return language.load(arguments(datadir, **more), said.append), said
 
@@ -150,7 +150,7 @@ def test_the_file_of_bytes_has_a_character_for_each() -> None:
 
 
 class Words:
-    """In place of tokenizers.Tokenizer: words, which it numbers by their length."""
+    """Stand in for tokenizers.Tokenizer: number words by their length."""
 
     def __init__(self, vocab: dict[str, int]) -> None:
         self.vocab = vocab
@@ -254,7 +254,7 @@ def test_the_windows_of_an_epoch_do_not_overlap_and_fit() -> None:
 def test_the_order_of_tokens_does_not_depend_on_ranks_or_on_where_a_run_is_resumed(
     ranks: int, batch: int, accumulate: int
 ) -> None:
-    """As trainers/torch/gpt.py numbers samples: a global batch of 12 windows."""
+    """Number samples as trainers/torch/gpt.py does: a global batch of 12 windows."""
     whole = language.window_starts(np.arange(12 * 40), 99, 10, seed=5)
     for step in (0, 7, 8, 39):  # an epoch ends within step 8
         parts = [

@@ -1,4 +1,4 @@
-"""What PyTorch's trainers set for memory and threads before PyTorch is imported."""
+"""Test what PyTorch's trainers set for memory and threads before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_memory_of_a_step_is_kept_for_the_next_unless_the_user_says_otherwise(
     given: dict[str, str], faults: bool
 ) -> None:
-    """100 MB in blocks of 1 MB, allocated and freed by turns, as activations are; a page has 4 KB."""
+    """Allocate and free 100 MB in blocks of 1 MB by turns, as activations are; a page has 4 KB."""
     code = """
 import ctypes, resource
 import trainers.torch
