@@ -414,7 +414,10 @@ class Job:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def _path(self, step: int) -> str:
-        return files.join(self.args.checkpoint_dir, f"step-{step:09d}")
+        folder = self.args.checkpoint_dir
+        if not files.is_remote(folder):
+            folder = os.path.abspath(folder)  # Orbax takes no other
+        return files.join(folder, f"step-{step:09d}")
 
     def _steps(self, complete: bool = True) -> list[int]:
         """Return the steps of the checkpoints in the folder, ascending; or of those that are not ``complete``."""

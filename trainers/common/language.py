@@ -27,7 +27,7 @@ from trainers.common import files
 from trainers.common.arguments import Parser, add, integer, number
 from trainers.common.files import USAGE, UserError
 
-_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl", ".parquet")
+_TEXT = (".txt", ".md", ".rst", ".py", ".jsonl")  # each also with .gz
 _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _BLOCK = 1 << 20  # bytes of a text file, and of documents, that are tokenized at a time
 _FORMAT = 1  # of the packed file; another number packs again
@@ -340,8 +340,8 @@ def files_in(place: str, own: tuple[str, ...] = ()) -> list[File]:
         raise UserError(f"{error.filename or place}: cannot be read: {error.strerror}") from None
     mine = tuple(f"{os.path.abspath(folder)}/" for folder in own if folder)
     return sorted((one for one in found if not re.search(r"(^|/)\.", one.name) and (one.path if files.is_remote(place)
-                   else os.path.abspath(one.path)).startswith(mine) is False and one.path.removesuffix(".gz").endswith(
-                   (*_SUFFIXES, ".bin"))), key=lambda one: one.name)  # fmt: skip
+                   else os.path.abspath(one.path)).startswith(mine) is False and (one.path.removesuffix(".gz").endswith(
+                   _TEXT) or one.path.endswith((".parquet", ".bin")))), key=lambda one: one.name)  # fmt: skip
 
 
 def splits_of(args: argparse.Namespace) -> dict[str, list[File]]:
@@ -355,13 +355,11 @@ def splits_of(args: argparse.Namespace) -> dict[str, list[File]]:
     splits = {name: [one for one in found if one.name.startswith(f"{name}/")] for name in ("train", "val")}
     if all(splits.values()):
         return splits
-    if not found and not files.is_remote(args.datadir) and not os.path.exists(args.datadir):
-        raise UserError(f"--datadir {args.datadir}: does not exist")
     if not found:
         if not files.is_remote(args.datadir) and not os.path.exists(args.datadir):
             raise UserError(f"--datadir {args.datadir}: does not exist")
         raise UserError(
-            f"--datadir {args.datadir}: no files {', '.join(_SUFFIXES)} (or .gz), nor train.bin and val.bin"
+            f"--datadir {args.datadir}: no files {', '.join(_TEXT)} (or .gz), .parquet, nor train.bin and val.bin"
         )
     return {"all": found}
 

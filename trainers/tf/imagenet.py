@@ -191,8 +191,8 @@ def main(args: argparse.Namespace) -> int:
         served = keras.Model(images, layers.Softmax()(trained(layers.Rescaling(1.0)(images))), name="imagenet_served")
         return write(served, folder, lambda image: centre(image, args.image_size)) if folder else []
 
-    about = {"model": args.model, "optimizer": args.optimizer, "global_batch": global_batch,
-             "train_images": data.count, "data": data.fingerprints}  # fmt: skip
+    about = {"model": args.model + " with averaged weights (--ema)" * bool(args.ema), "optimizer": args.optimizer,
+             "global_batch": global_batch, "train_images": data.count, "data": data.fingerprints}  # fmt: skip
     with Job("tf.imagenet", args, peers, about, tested, total=total, every=epoch_steps, count=global_batch) as job:
         step = job.resume(checkpoint.load)
         test = test_of(tested)

@@ -132,6 +132,14 @@ def test_a_run_that_was_stopped_is_resumed(stop: int, place: str, capsys: pytest
     assert [resumed[name] for name in same] == [whole[name] for name in same]
 
 
+def test_trainers_get_absolute_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orbax takes no others."""
+    monkeypatch.chdir(tmp_path)
+    saved: list[str] = []
+    train("--checkpoint-dir=run", save=lambda toy, folder: (saved.append(folder), toy.save(folder)))
+    assert saved == [str(tmp_path / f"run/step-{step:09d}") for step in (7, 14, 21)]
+
+
 def test_a_run_saves_as_often_as_it_is_told_and_keeps_the_newest(tmp_path: Path) -> None:
     words = (f"--checkpoint-dir={tmp_path}", "--keep-checkpoints=9")
     train(*words)

@@ -45,6 +45,7 @@ def write(folder: Path, **files: str | bytes) -> Path:
 def test_documents_follow_each_other_with_an_end_token_behind_each(tmp_path: Path) -> None:
     lines = '{"text": "c\\u00e9", "id": 1}\n\n{"text": ""}\n'
     write(tmp_path, b__txt="ab", a__jsonl=lines, c__bin="no text", sub___d__md__gz=gzip.compress(b"d\n"), __x__txt="no")
+    write(tmp_path, e__parquet__gz=gzip.compress(b"no text"), f__bin__gz=gzip.compress(b"no text"))
     text, _ = load(tmp_path)
     tokens = [*text.train, *text.val]
     assert tokens == [*"cé".encode(), 256, 256, *b"ab", 256, *b"d\n", 256]
