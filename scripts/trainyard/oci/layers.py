@@ -181,6 +181,18 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
     return below, re.findall(r"(?m)^COPY --link --from=(\S+)", final)
 
 
+def copied_stage(command: str) -> str:
+    """Return the stage of ours that an instruction copies; empty of another instruction."""
+    copied = _COPY.match(command)
+    return copied[1] if copied else ""
+
+
+def distributions(files: LayerFiles) -> list[str]:
+    """Return ``numpy 2.3.5`` of each distribution whose metadata a layer has, sorted."""
+    found = (re.search(r"/([^/]+)-([^/-]+)\.dist-info/METADATA$", path) for path in files.files)
+    return sorted({f"{one[1].replace('_', '-')} {one[2]}" for one in found if one}, key=str.lower)
+
+
 def name_layers(made_by: list[str], known: Sequence[recipe.Layer]) -> list[tuple[str, Kind]]:
     """Return the stage and the kind of each layer, bottom first.
 
