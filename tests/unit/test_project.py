@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement

@@ -1096,7 +1096,12 @@ def test_layers_are_named_after_the_stages_of_the_recipe() -> None:
     below, copies = [[each for each in known if each.copied is copied] for copied in (False, True)]
     wheels = [each.stage for each in copies if each.pins]
     assert [each.stage for each in copies] == [*wheels, "site", "about", "common", "trainers", "launcher"]
-    made_by = ["", *(f"{each.instruction} x" for each in below), *["COPY /wheel-x/../out / # buildkit"] * len(copies), "RUN later"]
+    made_by = [
+        "",
+        *(f"{each.instruction} x" for each in below),
+        *["COPY /wheel-x/../out / # buildkit"] * len(copies),
+        "RUN later",
+    ]
     names = layers.name_layers(made_by, known)
     assert [stage for stage, _ in names] == ["base", *(each.stage for each in known), "added"]
     assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]

@@ -240,7 +240,9 @@ def reason(text: str, of: Builder | None = None) -> str:
             return f"{name}: {_short(known)}"
         how = f"has no wheel and has to be compiled: add it to 'sources' under 'build:' ({_short(words)})"
         return f"{name}: {package} {how}"
-    if unknown := re.search(r"E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation)", "\n".join(said)):
+    if unknown := re.search(
+        r"E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation)", "\n".join(said)
+    ):
         package = unknown[1] or unknown[2]
         where = "'packages' under 'build'" if name == "compiled" else "'system'"
         return f"{name}: the Debian of this base has no package '{package}': correct it in {where}"

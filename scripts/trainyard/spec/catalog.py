@@ -229,7 +229,7 @@ def brought(packages: Iterable[str]) -> set[str]:
 
 def gone(base: str) -> dict[str, str]:
     """Return Debian package that a base's archive does not have -> what has its contents; empty if nothing has."""
-    found = _debian().get("gone", {})
+    found: Any = _debian().get("gone", {})
     suite = "debian-13" if base.startswith("python-") else base
     return {**found.get("all", {}), **found.get(suite, {})} if base in _debian() else {}
 

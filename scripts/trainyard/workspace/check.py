@@ -132,8 +132,10 @@ def check(spec: RepositorySpec) -> Checked:
         provided = [names for one in (spec.extends, spec) for names in one.provided]
         program, module = program_of(spec.run or [])
         with found.refusing():
-            reason = _no_program(spec, listed) or _missing_module(spec, module, listed, named.union(*provided)) or _missing_file(
-                spec, program, listed
+            reason = (
+                _no_program(spec, listed)
+                or _missing_module(spec, module, listed, named.union(*provided))
+                or _missing_file(spec, program, listed)
             )
             if reason:
                 line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))

@@ -427,7 +427,7 @@ def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]
 def pointers(workspace: Workspace, files: Iterable[CodeFile]) -> list[str]:
     """Return the code's files, and those of the folder of data, that Git LFS has pointers in the place of."""
     found = [_shown(one.source) for one in files if one.pointer]
-    data = (workspace.data.rglob("*") if workspace.data else ())  # of which the first thousands say enough
+    data = workspace.data.rglob("*") if workspace.data else ()  # of which the first thousands say enough
     for path in islice(data, 10_000):
         if path.is_file() and path.stat().st_size < _LARGEST_POINTER and path.read_bytes().startswith(_POINTER):
             found.append(_shown(path))
