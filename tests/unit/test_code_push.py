@@ -137,7 +137,7 @@ def pushed(registry: Registry, root: Path, tmp_path: Path) -> Callable[..., str]
                 "created": "2026-11-20T00:00:00Z",
                 "config": {"Entrypoint": ["launch"], "WorkingDir": "/workspace", "Labels": own | (labels or {})},
                 "rootfs": {"type": "layers", "diff_ids": [sha256(below), code.diff_id]},
-                "history": [{"created_by": "COPY /out /"}, {"created_by": "COPY code"}],
+                "history": [{"created_by": "COPY /wheel-x/../out /"}, {"created_by": "COPY code"}],
                 "moby.buildkit.cache.v0": "old",
             }
         ).encode()

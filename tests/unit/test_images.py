@@ -141,6 +141,25 @@ def test_the_steps_of_a_build_are_reported_from_its_output(tmp_path: Path, caplo
     ]
 
 
+def test_the_moving_line_of_a_build_says_how_much_of_all_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+    steps = buildx.Steps({"wheel-a": "installing a 2 B"}, sizes={"wheel-a": 2, "wheel-b": 4})
+    with caplog.at_level(stages.NOW):
+        for line in (
+            "#1 [wheel-a 1/1] RUN a",
+            "#2 [wheel-b 1/1] RUN b",
+            "#1 DONE 1s",
+            "#2 CACHED",
+            "#3 [image 1/2] COPY",
+        ):
+            steps.add(line)
+    assert caplog.messages == [
+        "0 B of 6 B: installing a 2 B",
+        "0 B of 6 B: installing a 2 B, wheel-b 1/1",
+        "2 B of 6 B: wheel-b 1/1",
+        "image 1/2",
+    ]
+
+
 def test_a_failed_build_shows_the_end_of_the_step_and_names_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fake_engine: FakeEngine
 ) -> None:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -337,8 +338,33 @@ def test_a_missing_optional_dependency_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "securesystemslib", None)
     with pytest.raises(UserError) as error:
         installation.require_extra("securesystemslib", "sign")
-    install = "install Trainyard with its extra 'sign', as in 'uv tool install .[sign]' in its checkout"
-    assert str(error.value) == f"'trainyard sign' needs securesystemslib: {install}"
+    assert str(error.value) == f"'trainyard sign' needs securesystemslib: run {installation.again('sign')}"
+
+
+@pytest.mark.parametrize(
+    ("came", "wanted"),
+    [
+        ({"url": "file:///src/t y", "dir_info": {}}, "'trainyard-images[sign] @ file:///src/t y'"),
+        (
+            {"url": "https://example.org/t.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "'trainyard-images[sign] @ git+https://example.org/t.git@abc'",
+        ),
+        (None, "'trainyard-images[sign]'"),
+    ],
+)
+def test_a_remedy_names_the_place_that_this_copy_came_from(
+    came: dict[str, Any] | None, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    info = tmp_path / "trainyard_images-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: trainyard-images\nVersion: 1\n")
+    if came:
+        (info / "direct_url.json").write_text(json.dumps(came))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installation.again("sign") == f"uv pip install --python {sys.executable} {wanted}"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "uv-receipt.toml").touch()
+    assert installation.again("sign") == f"uv tool install --reinstall {wanted}"
 
 
 def test_an_installation_without_extras_has_what_is_imported_or_says_what_to_install() -> None:

@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from trainyard.common import installation
 from trainyard.common.errors import UserError
 from trainyard.release import keys
 
@@ -100,6 +101,5 @@ def test_a_missing_optional_dependency_is_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     status, out, err = trainyard(*arguments)
-    install = f"install Trainyard with its extra '{extra}', as in 'uv tool install .[{extra}]' in its checkout"
-    line = f"'trainyard {arguments[0]}' needs {module}: {install}"
+    line = f"'trainyard {arguments[0]}' needs {module}: run {installation.again(extra)}"
     assert (status, out, err) == (2, "", f"{arguments[0]}: {line}\n")

@@ -68,7 +68,7 @@ def contents(files: dict[str, bytes], modes: dict[str, int] | None = None) -> la
 
 def layer(stage: str, kind: layers.Kind, files: dict[str, bytes], modes: dict[str, int] | None = None) -> layers.Layer:
     diff_id = f"sha256:{hashlib.sha256(tar_of(files, modes)).hexdigest()}"
-    created_by = "COPY /out / # buildkit"
+    created_by = "COPY /wheel-x/../out / # buildkit"
     return layers.Layer("sha256:" + "0" * 64, diff_id, created_by, stage, kind, 1000, contents(files, modes))
 
 
@@ -120,7 +120,7 @@ def good(target: str = "xla", arch: str = "amd64") -> Evidence:
             "User": "1000",
             "WorkingDir": "/workspace",
         },
-        "history": [{"created_by": "COPY /out / # buildkit"}],
+        "history": [{"created_by": "COPY /wheel-x/../out / # buildkit"}],
     }
     stored = layers.Stored(config, stored_layers, "sha256:" + "1" * 64, 100, 100)
     texts = {"recipe.json": recipe.text()}
@@ -1096,7 +1096,12 @@ def test_layers_are_named_after_the_stages_of_the_recipe() -> None:
     below, copies = [[each for each in known if each.copied is copied] for copied in (False, True)]
     wheels = [each.stage for each in copies if each.pins]
     assert [each.stage for each in copies] == [*wheels, "site", "about", "common", "trainers", "launcher"]
-    made_by = ["", *(f"{each.instruction} x" for each in below), *["COPY /out / # buildkit"] * len(copies), "RUN later"]
+    made_by = [
+        "",
+        *(f"{each.instruction} x" for each in below),
+        *["COPY /wheel-x/../out / # buildkit"] * len(copies),
+        "RUN later",
+    ]
     names = layers.name_layers(made_by, known)
     assert [stage for stage, _ in names] == ["base", *(each.stage for each in known), "added"]
     assert [kind for _, kind in names] == ["base", *["below"] * len(below), *["copied"] * len(copies), "added"]

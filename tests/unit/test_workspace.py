@@ -198,7 +198,7 @@ def test_an_image_has_the_layers_of_its_target_and_its_code_on_top(write: Write)
     write("extends: xla\nrun: python train.py\n")
     text = locked()
     parent = dockerfile.dockerfile(model.load("xla"))
-    assert layers(text) == [*layers(parent), "COPY --link --from=code         /out /"]
+    assert layers(text) == [*layers(parent), "COPY --link --from=code /code/../out /"]
     assert final_stage(text)[0] == final_stage(parent)[0] == "libraries AS image"
 
 
@@ -272,7 +272,7 @@ def test_sources_are_compiled_in_a_stage_with_its_packages_and_variables(write: 
     assert " /tmp/apt.sh libpython3-dev g++\n" in compiled
     assert r'ENV TORCH_CUDA_ARCH_LIST="8.0 \$9.0"' in compiled
     assert " /steps/compiled.sh && /steps/seal.sh\n" in compiled
-    assert "COPY --link --from=compiled     /out /" in final_stage(text)
+    assert "COPY --link --from=compiled /compiled/../out /" in final_stage(text)
     assert "g++" not in "".join(final_stage(text))
 
 

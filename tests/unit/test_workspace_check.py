@@ -101,7 +101,6 @@ def test_a_command_whose_file_is_not_in_the_code_is_refused(repository: Reposito
         "python $SCRIPT",
         "python /opt/other/trian.py",
         "python ../trian.py",
-        "./train.sh",
         "bash -c 'python trian.py'",
         "bash trian.sh",
         "python -m trian",
@@ -311,3 +310,50 @@ def test_pre_commit_runs_the_check() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     assert hook.keys() >= {"id", "name", "entry", "language"}
     assert (hook["entry"], hook["pass_filenames"]) == ("trainyard check", False)
+
+
+@pytest.mark.parametrize(
+    ("run", "more", "files", "refused"),
+    [
+        ("python train.py", "", {"train.py": 'import os\nprint("x"\n'}, "train.py:2: '(' was never closed"),
+        ("python -m pkg.fit", "", {"pkg/__init__.py": "", "pkg/fit.py": "if 1:\nx = 1"}, "pkg/fit.py:2: expected"),
+        ("train.py --epochs 1", "", {"train.py": ""}, "yaml:3: run: 'train.py --epochs 1': a file is no program "
+         "without a path: write 'python train.py --epochs 1'"),
+        ("./train.sh", "", {"train.sh": ""}, "run: './train.sh': the file is not executable: write 'bash train.sh'"),
+        ("python a.py", "environment:\n  OPENAI_API_KEY: abc123\n", {"a.py": ""},
+         "trainyard.yaml:4: environment: 'OPENAI_API_KEY': a secret by its name (OPENAI_API_KEY), which everybody"),
+        ("python a.py", "base: debian-13\nsystem:\n- libgl1\n- libgl1-mesa-glx\n", {"a.py": ""},
+         "trainyard.yaml:6: system: debian-13 has no package 'libgl1-mesa-glx': write 'libgl1'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_or_be_installed_is_refused_with_its_line(
+    run: str, more: str, files: dict[str, str], refused: str, repository: Repository
+) -> None:
+    (line,) = check.check(repository(run, files, more)).refused
+    assert refused in line
+
+
+def test_a_package_that_the_base_still_has_a_program_in_path_and_a_value_are_taken(repository: Repository) -> None:
+    more = "base: debian-12\nsystem: [libgl1-mesa-glx]\nenvironment: {PATH: /workspace, MODE: fast}\n"
+    assert check.check(repository("train.py", {"train.py": ""}, more)).refused == []
+
+
+def test_a_broken_import_and_pointers_of_git_lfs_are_noted(repository: Repository) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n"
+    files = {"train.py": "import helper", "helper.py": "def f(:\n", "model.bin": pointer, "data/part.bin": pointer}
+    found = check.check(repository("python train.py", files, "smoke: {data: data}\n"))
+    assert found.refused == []
+    assert [found.notes[0][:30], found.notes[1]] == [
+        "helper.py:1: invalid syntax (b",
+        "data/part.bin: what Git LFS has in the place of the file, and 1 more files like this: fetch it with 'git lfs "
+        "pull'",
+    ]
+
+
+def test_a_job_that_trainyard_wrote_is_no_code_whatever_its_name(repository: Repository) -> None:
+    files = {
+        "train.py": "",
+        "job.yaml": "# mine\na: 1\n",
+        "jobs/x": "#!/bin/bash\n# a\n# Written by `trainyard job`. b\n",
+    }
+    assert [one.path for one in check.check(repository("python train.py", files)).files] == ["job.yaml", "train.py"]

@@ -11,15 +11,17 @@ GROUP = "build"
 
 
 @options.command(
-    "List the targets, and which are built on this host.",
+    "List the targets, and which are built on this host; or the layers of an image.",
     "trainyard list",
+    "trainyard list --layers trainyard:mine    # the layers of an image, and what is in each",
     "trainyard list --ends     # until when each is supported, and why (images/matrix.yaml)",
     "trainyard list --json",
 )
 @options.flag("--ends", help="Show until when each is supported.")
+@options.option("--layers", "image", metavar="IMAGE", help="Show the layers of this image: sizes and wheels.")
 @options.json_output
 @click.pass_obj
-def command(context: Context, ends: bool, as_json: bool) -> None:
+def command(context: Context, ends: bool, image: str | None, as_json: bool) -> None:
     """List the targets of the catalogue: platforms, the images on this host, and contents.
 
     With --json, also packages, trainers and GPUs; docs/images.md describes each.
@@ -30,6 +32,13 @@ def command(context: Context, ends: bool, as_json: bool) -> None:
     from trainyard.lint import waivers
     from trainyard.spec.model import catalogue, each_platform
 
+    if image:
+        from trainyard.image import layer_picture
+
+        rows = layer_picture.rows(context, image)
+        console.show(layer_picture.drawn(rows))
+        console.result({"image": image, "layers": rows}, as_json=as_json)
+        return
     if ends:
         until = {spec.target: spec.ends for spec in catalogue(context)}
         table = Table("target", "last day", "of", "then", "waived until")

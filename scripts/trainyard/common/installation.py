@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import json
+import shlex
+import sys
 from pathlib import Path
 
 from trainyard.common import settings
 from trainyard.common.errors import UserError
+
+#: Name of the distribution. 'trainyard' on the Python Package Index is another project's.
+DISTRIBUTION = "trainyard-images"
 
 
 def check_writable(path: Path) -> None:
@@ -45,5 +52,20 @@ def require_extra(module: str, extra: str, command: str = "") -> None:
         UserError: it is not installed.
     """
     if importlib.util.find_spec(module) is None:
-        install = f"install Trainyard with its extra '{extra}', as in 'uv tool install .[{extra}]' in its checkout"
-        raise UserError(f"'trainyard {command or extra}' needs {module}: {install}")
+        raise UserError(f"'trainyard {command or extra}' needs {module}: run {again(extra)}")
+
+
+def again(extra: str) -> str:
+    """Return the command that installs this copy with an extra, from where it came: a checkout, a repository, a file.
+
+    https://packaging.python.org/en/latest/specifications/direct-url/; of uv's tools, the folder has a receipt.
+    """
+    came = json.loads(importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    url = came.get("url", "")
+    if git := came.get("vcs_info"):
+        url = f"{git['vcs']}+{url}@{git.get('requested_revision') or git['commit_id']}"
+    where = f"#subdirectory={came['subdirectory']}" if "subdirectory" in came else ""
+    wanted = shlex.quote(f"{DISTRIBUTION}[{extra}]" + (f" @ {url}{where}" if url else ""))
+    if (Path(sys.prefix) / "uv-receipt.toml").is_file():
+        return f"uv tool install --reinstall {wanted}"
+    return f"uv pip install --python {shlex.quote(sys.executable)} {wanted}"

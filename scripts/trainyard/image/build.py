@@ -260,7 +260,8 @@ def _build(
     variables = {f"{_SECRET}{id_}": text for id_, text in plan.secrets.items()}
     file = f"--file={bake_file}"
     arguments = [file, *bake_arguments(plan, compression=compression, name=name, **how)]
-    steps = Steps({layer.stage: _words(layer) for layer in recipe.layers}, on_step)
+    sizes = {layer.stage: size for layer in recipe.layers if (size := sum(pin.size for pin in layer.pins))}
+    steps = Steps({layer.stage: _words(layer) for layer in recipe.layers}, on_step, sizes)
     with unnamed_on_failure(plan.context.engine, name or recipe.candidate), _offline_remedy(plan):
         log = plan.kept / _LOG
         made = bake(plan.context, recipe.bake_name, arguments, variables=variables, log=log, steps=steps)

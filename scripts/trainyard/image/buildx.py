@@ -22,6 +22,7 @@ from trainyard.common.settings import ROOT
 from trainyard.oci import builder
 from trainyard.oci.builder import Builder
 from trainyard.spec import state
+from trainyard.spec.units import in_units
 from trainyard.spec.yaml_source import relative
 
 logger = logging.getLogger(__name__)
@@ -112,27 +113,36 @@ class Steps:
     Args:
         words: stage of the Dockerfile -> what its steps do, in words; the others are named.
         on_step: called at every step.
+        sizes: stage -> bytes of what it downloads and installs.
     """
 
-    def __init__(self, words: Mapping[str, str], on_step: OnStep | None = None) -> None:
+    def __init__(
+        self, words: Mapping[str, str], on_step: OnStep | None = None, sizes: Mapping[str, int] | None = None
+    ) -> None:
         self._words, self._on_step = words, on_step
         self._running: dict[str, str] = {}
+        self._stages: dict[str, str] = {}
+        self._left = {**(sizes or {})}
+        self._total = sum(self._left.values())
 
     def add(self, line: str) -> None:
         """Take the next line."""
         if step := _STEP.match(line):
             number, stage, part = step.groups()
-            self._running[number] = self._words.get(stage, f"{stage} {part}")
+            self._running[number], self._stages[number] = self._words.get(stage, f"{stage} {part}"), stage
             if self._on_step:
                 self._on_step(stage, part)
         elif does := _DOES.match(line):
             self._running[does[1]] = (does["words"] or f"pulling {does['pulled']}").strip()
         elif ended := _ENDED.match(line):
             self._running.pop(ended[1], None)
+            self._left.pop(self._stages.get(ended[1], ""), None)
         else:
             return
         if self._running:
-            stages.now(", ".join(dict.fromkeys(self._running.values())))
+            done = self._total - sum(self._left.values())
+            total = f"{in_units(done)} of {in_units(self._total)}: " if self._left and self._total else ""
+            stages.now(total + ", ".join(dict.fromkeys(self._running.values())))
 
 
 def bake(
@@ -230,6 +240,12 @@ def reason(text: str, of: Builder | None = None) -> str:
             return f"{name}: {_short(known)}"
         how = f"has no wheel and has to be compiled: add it to 'sources' under 'build:' ({_short(words)})"
         return f"{name}: {package} {how}"
+    if unknown := re.search(
+        r"E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation)", "\n".join(said)
+    ):
+        package = unknown[1] or unknown[2]
+        where = "'packages' under 'build'" if name == "compiled" else "'system'"
+        return f"{name}: the Debian of this base has no package '{package}': correct it in {where}"
     if errors_of_step := [line for line in said if _ERROR_LINE.search(line)] or said:
         words = re.sub(r"^(caused by|cause|error): ", "", errors_of_step[-1].strip(), flags=re.IGNORECASE)
         return f"{name}: {_short(words)}"

@@ -52,8 +52,8 @@ EMPTY = frozenset(f"sha256:{hashlib.sha256(bytes(size)).hexdigest()}" for size i
 #: Where packages are installed, whose files are compared with what their RECORD lists.
 SITES = "opt/"
 
-#: How the instruction begins that copies a stage of ours.
-_COPY = "COPY /out /"
+#: How the instruction begins that copies a stage of ours, whose name is in it.
+_COPY = re.compile(r"COPY /(\S+)/\.\./out /")
 
 #: Prefix of a whiteout's file name (https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts).
 _WHITEOUT = ".wh."
@@ -181,6 +181,18 @@ def stages(dockerfile: str) -> tuple[list[tuple[str, str]], list[str]]:
     return below, re.findall(r"(?m)^COPY --link --from=(\S+)", final)
 
 
+def copied_stage(command: str) -> str:
+    """Return the stage of ours that an instruction copies; empty of another instruction."""
+    copied = _COPY.match(command)
+    return copied[1] if copied else ""
+
+
+def distributions(files: LayerFiles) -> list[str]:
+    """Return ``numpy 2.3.5`` of each distribution whose metadata a layer has, sorted."""
+    found = (re.search(r"/([^/]+)-([^/-]+)\.dist-info/METADATA$", path) for path in files.files)
+    return sorted({f"{one[1].replace('_', '-')} {one[2]}" for one in found if one}, key=str.lower)
+
+
 def name_layers(made_by: list[str], known: Sequence[recipe.Layer]) -> list[tuple[str, Kind]]:
     """Return the stage and the kind of each layer, bottom first.
 
@@ -191,7 +203,7 @@ def name_layers(made_by: list[str], known: Sequence[recipe.Layer]) -> list[tuple
     below = [(layer.stage, layer.instruction) for layer in known if not layer.copied]
     copies = [layer.stage for layer in known if layer.copied]
     # The uppermost copies: the base image may be built from a Dockerfile of Trainyard, too.
-    ours = [number for number, command in enumerate(made_by) if command.startswith(_COPY)][-len(copies) :]
+    ours = [number for number, command in enumerate(made_by) if _COPY.match(command)][-len(copies) :]
     first = ours[0] if ours and copies else len(made_by)
     names: list[tuple[str, Kind]] = [("base", "base")] * first
     for number in range(first - 1, -1, -1):
@@ -199,8 +211,7 @@ def name_layers(made_by: list[str], known: Sequence[recipe.Layer]) -> list[tuple
             break
         names[number] = (below.pop()[0], "below")
     for command in made_by[first:]:
-        copied = copies and command.startswith(_COPY)
-        names.append((copies.pop(0), "copied") if copied else ("added", "added"))
+        names.append((copies.pop(0), "copied") if copies and _COPY.match(command) else ("added", "added"))
     return names
 
 

@@ -227,6 +227,13 @@ def brought(packages: Iterable[str]) -> set[str]:
     return found
 
 
+def gone(base: str) -> dict[str, str]:
+    """Return Debian package that a base's archive does not have -> what has its contents; empty if nothing has."""
+    found: Any = _debian().get("gone", {})
+    suite = "debian-13" if base.startswith("python-") else base
+    return {**found.get("all", {}), **found.get(suite, {})} if base in _debian() else {}
+
+
 def packages_with(names: Iterable[str], base: str) -> str:
     """Return the Debian packages that have libraries on a base, ``libgl1, libx11-6``."""
     of = libraries(base)

@@ -16,6 +16,9 @@ SETTINGS = "trainyard.yaml"
 #: Folder beside one Python file or notebook of what Trainyard makes of it: NAME.yaml takes the place of trainyard.yaml.
 GENERATED = ".trainyard"
 
+#: How a line of the comment at the top of a file begins that ``trainyard job`` writes.
+JOB_MARK = "Written by `trainyard job`"
+
 #: Name of the user's command among the commands of a recipe.
 COMMAND = "run"
 

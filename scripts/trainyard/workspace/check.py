@@ -11,15 +11,19 @@ import os
 import posixpath
 import re
 import shlex
+import stat
+import sys
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from trainyard.common.errors import UserError, nearest
-from trainyard.spec import yaml_source
+from trainyard.oci import secret_scan
+from trainyard.spec import catalog, yaml_source
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FOLDER
 from trainyard.spec.units import in_units
@@ -33,6 +37,7 @@ from trainyard.workspace import (
 )
 from trainyard.workspace.code_files import CodeFile, Listed
 from trainyard.workspace.import_names import proposed
+from trainyard.workspace.lines import syntax_error
 from trainyard.workspace.python_survey import Sources
 from trainyard.workspace.requirements import Wanted
 
@@ -50,6 +55,8 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _LAUNCHER = re.compile(r"(torchrun|deepspeed|accelerate launch|python3? -m torch\.distributed\.(run|launch)) ")
 _NO_SCRIPT = {"-m", "--module", "--no-python", "--no_python"}
 
+#: Errors of syntax that no newer Python takes.
+_NOT_PYTHON = re.compile(r"was never closed|indent|tabs|Missing parentheses in call to 'print'")
 
 #: Debian packages with a compiler, or that depend on one.
 _COMPILER = re.compile(r"(g\+\+|gcc|clang|gfortran|build-essential|cargo|rustc|nvidia-cuda-toolkit)(?![a-z])")
@@ -117,6 +124,7 @@ def check(spec: RepositorySpec) -> Checked:
     if build and not any(map(_COMPILER.match, build.packages)):
         line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("build",))
         found.note(f"{relative(spec.workspace.file)}:{line}: build: 'packages' has no compiler, such as g++")
+    _check_settings(found, spec)
     if listed:
         found.size = _check_sizes(found, listed)
         lines = (*wanted.lines, *wanted.compiled)
@@ -124,26 +132,35 @@ def check(spec: RepositorySpec) -> Checked:
         provided = [names for one in (spec.extends, spec) for names in one.provided]
         program, module = program_of(spec.run or [])
         with found.refusing():
-            reason = _missing_module(spec, module, listed, named.union(*provided)) or _missing_file(
-                spec, program, listed
+            reason = (
+                _no_program(spec, listed)
+                or _missing_module(spec, module, listed, named.union(*provided))
+                or _missing_file(spec, program, listed)
             )
             if reason:
                 line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("run",))
                 where = f"{relative(spec.workspace.file)}:{line}: run"
                 found.refused.append(f"{where}: '{shlex.join(spec.run or [])}': {reason}")
+            sources = Sources({path: one.path for path, one in listed.items()})
+            start = _start(spec, program, module, sources)
+            if start in listed:
+                _check_syntax(found, spec, start, listed, sources)
             untold = any("dependencies" in one.pending for one in python_projects.pending(spec.workspace))
             whole = requirement_choice.is_complete(spec.workspace.document.requirements.file)
             of_lock = {line.name for line in wanted.constraints if line.file.name == "uv.lock"}
             pins = named.union(*spec.provided).difference(*spec.extends.provided) | named | of_lock
             _check_system(found, spec, pins)
             if read and provided[0] and "" not in named and not untold and not whole:
-                _check_imports(found, spec, program, module, listed, pins, pins.union(*provided))
+                _check_imports(found, spec, start, sources, pins, pins.union(*provided))
         with found.refusing():
             installed = named | ({""} if wanted.compiled else set())
             for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):
                 found.note(text)
         with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)
+            if files := code_files.pointers(spec.workspace, found.files):
+                more = f", and {len(files) - 1} more files like this" if files[1:] else ""
+                found.note(f"{files[0]}: what Git LFS has in the place of the file{more}: fetch it with 'git lfs pull'")
             if seen := [f"{relative(one.source)}:{one.address}" for one in found.files if one.address]:
                 more = f" ({len(seen) - 1} more file{'s' if seen[2:] else ''} like this)" if seen[1:] else ""
                 found.note(f"{seen[0]}: an address with a password is copied into the image{more}: remove a real one")
@@ -222,26 +239,89 @@ def _missing_module(spec: RepositorySpec, name: str, listed: Mapping[str, Listed
     return f"no module '{name}' in the code{nearest(name, names)}"
 
 
+def _no_program(spec: RepositorySpec, listed: Mapping[str, Listed]) -> str:
+    """Return why the first word of ``run`` is no program although the code has a file of this name; empty if it may be.
+
+    /workspace is not in PATH.
+    """
+    name, *arguments = spec.run or [""]
+    path, ending = posixpath.normpath(name), posixpath.splitext(name)[1]
+    interpreter = {".py": "python", ".sh": "bash"}.get(ending)
+    if path not in listed or not interpreter or "PATH" in spec.workspace.document.environment:
+        return ""
+    one = listed[path]
+    if "/" not in name:
+        scripts = (project.scripts for project in python_projects.projects(spec.workspace))
+        reason = "" if any(name in each for each in scripts) else "a file is no program without a path"
+    else:
+        executable = os.lstat(one.path).st_mode & stat.S_IXUSR if one.executable is None else one.executable
+        reason = "" if executable else "the file is not executable"
+    return f"{reason}: write '{shlex.join([interpreter, path, *arguments])}'" if reason else ""
+
+
+def _check_settings(found: Checked, spec: RepositorySpec) -> None:
+    """Refuse secrets under ``environment``, and packages of ``system`` that the base's Debian does not have."""
+    document, data = spec.workspace.document, yaml_source.read(spec.workspace.file)
+
+    def refuse(*location: str | int, words: str) -> None:
+        line = yaml_source.line_of(data, location)
+        found.refused.append(f"{relative(spec.workspace.file)}:{line}: {location[0]}: {words}")
+
+    for name, value in document.environment.items():
+        if kinds := secret_scan.in_setting(name, value):
+            words = f"'{name}': {kinds[0]}, which everybody who can pull the image could read: remove it, and set it"
+            refuse("environment", name, words=f"{words} where the image runs, as in 'trainyard run --env {name}=...'")
+    gone = catalog.gone(spec.base)
+    for position, name in enumerate(document.system):
+        if name in gone:
+            instead = f"write '{gone[name]}'" if gone[name] else "remove it"
+            refuse("system", position, words=f"{spec.base} has no package '{name}': {instead}")
+
+
+def _start(spec: RepositorySpec, program: str, module: str, sources: Sources) -> str:
+    """Return the path of the Python file that the command starts with; empty if it is not known."""
+    scripts = {name: target for one in python_projects.projects(spec.workspace) for name, target in one.scripts.items()}
+    module = module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
+    file = program if program.endswith(".py") else ""
+    return sources.path_of(module) or sources.path_of(f"{module}.__main__") or file
+
+
+def _check_syntax(
+    found: Checked, spec: RepositorySpec, start: str, listed: Mapping[str, Listed], sources: Sources
+) -> None:
+    """Refuse a command whose file is not Python, and note files that are not and that it imports.
+
+    A newer Python of the image may know what this one does not.
+    """
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    newer = sys.version_info[:2] < tuple(map(int, spec.python_version.split(".")))
+    more = f" (by Python {here}; the image has {spec.python_version})" if newer else ""
+    if error := syntax_error(Path(listed[start].path)):
+        if newer and not _NOT_PYTHON.search(error):
+            found.note(error + more)
+        else:
+            found.refused.append(f"{error}: the command cannot start")
+    for path, place in sources.unread(start).items():
+        if error := syntax_error(Path(listed[path].path)):
+            found.note(f"{error}{more}, and {place} imports it")
+
+
 def _check_imports(
     found: Checked,
     spec: RepositorySpec,
-    program: str,
-    module: str,
-    listed: Mapping[str, Listed],
+    start: str,
+    sources: Sources,
     named: Collection[str],
     known: Container[str],
 ) -> None:
     """Note the packages that the command always imports and nothing provides.
 
     Args:
+        start: path of the file that the command starts with.
         named: canonical names of what the repository requires or has locked, ``known``: of these and of all that the
             target has.
     """
-    sources = Sources({path: one.path for path, one in listed.items()})
-    scripts = {name: target for one in python_projects.projects(spec.workspace) for name, target in one.scripts.items()}
-    module = module or scripts.get((spec.run or [""])[0], "").partition(":")[0]
-    start = sources.of_module(module) or sources.of_module(f"{module}.__main__") or sources.of(program)
-    closure = sources.closure(start.path, conditional=False) if start else []
+    closure = sources.closure(start, conditional=False)
     for module, place in requirement_choice.missing(closure, sources, known, named).items():
         if name := proposed(module):
             found.note(

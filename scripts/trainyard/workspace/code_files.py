@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -18,7 +19,7 @@ from trainyard.oci import secret_scan
 from trainyard.spec import pylock, yaml_source
 from trainyard.spec import workspace as names
 from trainyard.spec.model import relative
-from trainyard.spec.naming import FOLDER
+from trainyard.spec.naming import FOLDER, JOB_MARK
 from trainyard.spec.repository_files import PARTIAL, git_root
 from trainyard.spec.units import in_units
 from trainyard.spec.workspace import Workspace
@@ -46,6 +47,12 @@ _BATCH = 500
 
 _CHUNK = 1 << 20
 
+#: The comment at the top of a file that ``trainyard job`` writes.
+_JOB = re.compile(rf"\A(?:#.*\n)*# {JOB_MARK}".encode())
+
+#: How a file begins that stands for another: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md#the-pointer
+_POINTER, _LARGEST_POINTER = b"version https://git-lfs.github.com/spec/v1\n", 1024
+
 
 @dataclass(frozen=True)
 class CodeFile:
@@ -58,6 +65,7 @@ class CodeFile:
         link: what a symbolic link refers to; None for files.
         crlf: its line ends are CRLF on this host and LF in the image.
         address: line of an address that seems to have a password; 0 if there is none.
+        pointer: it is what Git LFS has in the place of a file that was not fetched.
     """
 
     path: str
@@ -67,6 +75,7 @@ class CodeFile:
     link: str | None = None
     crlf: bool = False
     address: int = 0
+    pointer: bool = False
 
     @property
     def mode(self) -> int:
@@ -415,6 +424,16 @@ def inspected(workspace: Workspace, listed: dict[str, Listed]) -> list[CodeFile]
     return [_with_lf(file) if file.path in normalised else file for file in found]
 
 
+def pointers(workspace: Workspace, files: Iterable[CodeFile]) -> list[str]:
+    """Return the code's files, and those of the folder of data, that Git LFS has pointers in the place of."""
+    found = [_shown(one.source) for one in files if one.pointer]
+    data = workspace.data.rglob("*") if workspace.data else ()  # of which the first thousands say enough
+    for path in islice(data, 10_000):
+        if path.is_file() and path.stat().st_size < _LARGEST_POINTER and path.read_bytes().startswith(_POINTER):
+            found.append(_shown(path))
+    return list(dict.fromkeys(found))
+
+
 def refused(workspace: Workspace) -> dict[str, str]:
     """Return path -> line of the files of ``code`` that must not be in an image; see :func:`inspected`.
 
@@ -442,14 +461,14 @@ def _read(workspace: Workspace, listed: dict[str, Listed]) -> tuple[list[CodeFil
         except OSError as error:
             refused[path] = f"{_shown(one.path)}: {error.strerror}"
             continue
-        found += [] if path in own else [file]
+        found += [file] if file and path not in own else []
         if crlf and one.tracked:
             with_crlf[path] = one
     return found, with_crlf, refused
 
 
-def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile, bool]:
-    """A file of the code, and whether it has CRLF line ends that git may have made.
+def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile | None, bool]:
+    """A file of the code, None of a job that Trainyard wrote, and whether it has CRLF line ends that git may have made.
 
     Raises:
         _Refused: it must not be in an image.
@@ -475,12 +494,14 @@ def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile, bool]:
     executable = bool(status.st_mode & stat.S_IXUSR) if one.executable is None else one.executable
     with open(one.path, "rb") as content:
         data = content.read()
+    if _JOB.match(data):
+        return None, False
     line, certain = secret_scan.address_with_password(data, path)
     if certain:
         instead = _INSTEAD.get(PurePosixPath(path).suffix, "remove it")
         words = "an address with a password, which everybody who can pull the image could read"
         raise _Refused(f"{words}: {instead}, or keep it in ~/.netrc", line)
-    file = CodeFile(path, Path(one.path), len(data), executable, address=line)
+    file = CodeFile(path, Path(one.path), len(data), executable, address=line, pointer=data.startswith(_POINTER))
     kind = secret_scan.in_name(path) or next(iter(secret_scan.in_text(data, path)), None)
     if kind:
         raise _Refused(f"{kind}, which everybody who can pull the image could read: remove it")

@@ -60,6 +60,19 @@ def syntax_tree(path: Path) -> ast.Module | None:
         return None
 
 
+def syntax_error(path: Path) -> str:
+    """Return why this Python cannot run a file, ``train.py:3: expected ':'``; empty if it can, or cannot read it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(yaml_source.content(path), str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return f"{relative(path)}{f':{error.lineno}' if error.lineno else ''}: {error.msg}"
+    except (UserError, ValueError, RecursionError, MemoryError):
+        pass
+    return ""
+
+
 def line_with(file: Path, *words: str) -> int | None:
     """Return the number of the first line of a file with one of ``words``; None if none has."""
     lines = yaml_source.text(file, errors="replace").splitlines()

@@ -286,9 +286,13 @@ class Sources:
             return ("python", source.path)
         return ("python", "-m", self.module(source.path, folder).removesuffix(".__main__"))
 
+    def path_of(self, name: str) -> str:
+        """Return the path of a module of the repository; empty if it has none of this name."""
+        return self._modules.get(name, "")
+
     def of_module(self, name: str) -> Source | None:
         """Return the file of a module of the repository; None if it has none of this name."""
-        return self.of(self._modules.get(name, ""))
+        return self.of(self.path_of(name))
 
     def resolve(self, statement: Import, source: Source) -> str | None:
         """Return the path of an import; None if it is not in the repository.
@@ -329,3 +333,13 @@ class Sources:
                 if conditional or not statement.conditional:
                     queue.append(self.resolve(statement, source) or "")
         return list(closure.values())
+
+    def unread(self, path: str) -> dict[str, str]:
+        """Return those files that are not Python 3 -> the place of a file's import of it, of all that a file needs."""
+        found: dict[str, str] = {}
+        for source in self.closure(path, conditional=False):
+            for statement in source.imports:
+                name = "" if statement.optional or statement.conditional else self.resolve(statement, source)
+                if name and self.of(name) is None:
+                    found.setdefault(name, source.at(statement.line))
+        return found

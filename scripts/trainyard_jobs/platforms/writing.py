@@ -12,6 +12,7 @@ from typing import Any
 
 from trainyard.common.errors import UserError, nearest
 from trainyard.oci.transport import is_loopback
+from trainyard.spec.naming import JOB_MARK
 from trainyard_jobs.kubernetes.gke_objects import is_for_gke
 from trainyard_jobs.model import gpu_support, machines, yaml_writer
 from trainyard_jobs.model.image_metadata import Contents
@@ -44,7 +45,7 @@ def header(request: Request, command: list[str], file: str) -> str:
     return yaml_writer.comment(
         [
             f"{request.name}: {request.image}{contents}",
-            f"Written by `trainyard job`; check it with `trainyard job check {shlex.quote(file)}`. Submit it with:",
+            f"{JOB_MARK}; check it with `trainyard job check {shlex.quote(file)}`. Submit it with:",
             shlex.join(command),
         ]
     )
@@ -52,7 +53,7 @@ def header(request: Request, command: list[str], file: str) -> str:
 
 def script_header(request: Request, how: str, *more: str) -> str:
     """Return the comment at the top of a job that no command of Trainyard checks; ``how`` says how to submit it."""
-    return yaml_writer.comment([f"{request.name}: {request.image}", f"Written by `trainyard job`. {how}", *more])
+    return yaml_writer.comment([f"{request.name}: {request.image}", f"{JOB_MARK}. {how}", *more])
 
 
 def _takes(platform: Platform, request: Request, **machine: Any) -> bool:
