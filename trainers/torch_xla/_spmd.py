@@ -186,7 +186,9 @@ class XlaJob(Job):
     rate: float | None = None
 
     def line(self, kind: str, step: int, numbers: dict[str, float]) -> str:
-        """Return the line of the log about training or a test."""
+        """Return the line of the log about training or a test; of language models, those of :class:`Job`."""
+        if self.unit != "images":
+            return super().line(kind, step, numbers)
         now, epoch = time.strftime("%H:%M:%S"), (step - 1) // self.every + 1
         if kind == "test":
             accuracy = f"Accuracy={numbers['accuracy']:.2f}"
