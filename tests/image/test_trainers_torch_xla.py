@@ -19,8 +19,9 @@ RUNS = {
     "flowers": (*IMAGES, *LOADED),
     "imagenet": (*IMAGES, *LOADED, "--model=squeezenet1_1", "--num-classes=12", "--ema=0.5", "--mixup=0.2",
                  "--cutmix=1"),
-    "gpt": ("--datadir=/data/text", "--cache-dir=/tmp/packed", "--layers=2", "--width=32", "--heads=2", "--batch-size=4",
-            "--block-size=32", "--max-steps=15", "--eval-steps=5", "--eval-tokens=600", "--sample-tokens=12"),
+    "gpt": ("--datadir=/data/text", "--cache-dir=/tmp/packed", "--layers=2", "--width=32", "--heads=2",
+            "--batch-size=4", "--block-size=32", "--max-steps=15", "--eval-steps=5", "--eval-tokens=600",
+            "--sample-tokens=12"),
 }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def test_a_run_that_is_killed_loses_a_checkpoint_and_is_stopped_ends_with_the_sa
         return here.run("bash", "-c", script).code
 
     assert ended("KILL", f"[ -e /tmp/{name}/step-000000006/run.json ]") == 137
-    here.run("bash", "-c", f"truncate -s 5000 $(ls -d /tmp/{name}/step-*/state.pt | tail -n 1)")
+    here.run("bash", "-c", f"truncate -s 5000 $(dirname $(ls /tmp/{name}/step-*/run.json | tail -n 1))/state.pt")
     assert ended("TERM", "grep -q Resumed /tmp/log 2>/dev/null") == 143
     assert "cannot be used" in here.run("cat", "/tmp/log").output
     resumed = here.trainer(f"torch_xla.{name}", *run).learned()

@@ -337,7 +337,9 @@ def main(args: argparse.Namespace) -> int:
             start = (
                 text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else text.val[: batches.block_size // 2]
             )
-            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches.block_size, peers)
+            tokens = sample(
+                model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches.block_size, peers
+            )
             job.say(f"sample: {text.tokenizer.decode(tokens)!r}")
         return job.finish(step, partial(save, model, optimizers, False, None), partial(export, model, config, text))
 

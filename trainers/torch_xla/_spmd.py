@@ -70,8 +70,8 @@ class Mesh(Peers):
     def put(self, array: Any) -> torch.Tensor:
         """Return an ``array``, a copy on each device.
 
-        Not by ``to()``: that makes a single 0 or 1 a constant, and the graph of the next step, which has 1 or 2, another
-        one. https://github.com/pytorch/xla/blob/v2.9.0/torch_xla/csrc/tensor.cpp (GetIrValueForTensor)
+        Not by ``to()``: that makes a single 0 or 1 a constant of the first graph, and the next step needs another one.
+        https://github.com/pytorch/xla/blob/v2.9.0/torch_xla/csrc/tensor.cpp (GetIrValueForTensor)
         """
         return self._replicated(xm.send_cpu_data_to_device([torch.as_tensor(array)], self.device)[0])
 
