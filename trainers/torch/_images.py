@@ -270,7 +270,8 @@ class Average:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Include the weights after ``step``, counted from 0."""
-        slow, fast = map(list, zip(*self.floats, strict=True))
+        # Not the parameters themselves: torch_xla would compile the second step again, as another graph.
+        slow, fast = map(list, zip(*((average, value.detach()) for average, value in self.floats), strict=True))
         torch._foreach_lerp_(slow, fast, 1 - min(self.decay, (1 + step) / (10 + step)))
         for average, value in self.counts:
             average.copy_(value)

@@ -181,7 +181,7 @@ def evaluate(
     return {"val_loss": loss, **({"bits_per_byte": loss / math.log(2) / bytes_per_token} if bytes_per_token else {})}
 
 
-def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, batches: Batches, peers: Peers,
+def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, block_size: int, peers: Peers,
            temperature: float = 0.8, top_k: int = 200) -> list[int]:  # fmt: skip
     """Return ``count`` tokens that continue ``tokens``, the same in all processes.
 
@@ -192,10 +192,10 @@ def sample(model: nn.Module, tokens: list[int], count: int, vocab_size: int, bat
 
     tokens, generator = list(tokens), torch.Generator().manual_seed(0)
     for _ in range(count):
-        window = tokens[-batches.block_size :]
-        idx = torch.tensor([window + [0] * (batches.block_size - len(window))], device=peers.device)
+        window = tokens[-block_size:]
+        idx, last = np.array([window + [0] * (block_size - len(window))]), np.array([len(window) - 1])
         with torch.no_grad(), peers.autocast:
-            logits = model(idx)[0, len(window) - 1, :vocab_size].float().cpu() / temperature
+            logits = model(peers.put(idx))[0, peers.put(last), :vocab_size][0].float().cpu() / temperature
         logits[logits < logits.topk(min(top_k, vocab_size)).values[-1]] = -math.inf
         tokens.append(peers.broadcast(int(torch.multinomial(F.softmax(logits, dim=0), 1, generator=generator))))
     return tokens[-count:]
@@ -337,7 +337,9 @@ def main(args: argparse.Namespace) -> int:
             start = (
                 text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else text.val[: batches.block_size // 2]
             )
-            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches, peers)
+            tokens = sample(
+                model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, batches.block_size, peers
+            )
             job.say(f"sample: {text.tokenizer.decode(tokens)!r}")
         return job.finish(step, partial(save, model, optimizers, False, None), partial(export, model, config, text))
 

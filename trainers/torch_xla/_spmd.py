@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,12 @@ class Mesh(Peers):
         return tensor
 
     def put(self, array: Any) -> torch.Tensor:
-        """Return an ``array``, a copy on each device."""
-        return self._replicated(torch.as_tensor(array).to(self.device))
+        """Return an ``array``, a copy on each device.
+
+        Not by ``to()``: that makes a single 0 or 1 a constant of the first graph, and the next step needs another one.
+        https://github.com/pytorch/xla/blob/v2.9.0/torch_xla/csrc/tensor.cpp (GetIrValueForTensor)
+        """
+        return self._replicated(xm.send_cpu_data_to_device([torch.as_tensor(array)], self.device)[0])
 
     def put_batch(self, batch: np.ndarray, whole: bool = True) -> torch.Tensor:
         """Return a global ``batch``, spread over the devices: each host puts its rows of it.
@@ -85,9 +90,15 @@ class Mesh(Peers):
     def place(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
         """Return ``model`` on the devices, its weights replicated; and the state of ``optimizer``, or zeros for it."""
         if optimizer is None:
-            model = model.to(self.device)
-            for tensor in (*model.parameters(), *model.buffers()):
-                self._replicated(tensor)
+
+            @cache  # model.to() gives each user of a shared weight one of its own
+            def moved(tensor: torch.Tensor) -> torch.Tensor:
+                data = self.put(tensor.detach())
+                return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
+
+            for module in model.modules():
+                for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                    setattr(module, name, moved(tensor))
             return model
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -175,7 +186,9 @@ class XlaJob(Job):
     rate: float | None = None
 
     def line(self, kind: str, step: int, numbers: dict[str, float]) -> str:
-        """Return the line of the log about training or a test."""
+        """Return the line of the log about training or a test; of language models, those of :class:`Job`."""
+        if self.unit != "images":
+            return super().line(kind, step, numbers)
         now, epoch = time.strftime("%H:%M:%S"), (step - 1) // self.every + 1
         if kind == "test":
             accuracy = f"Accuracy={numbers['accuracy']:.2f}"

@@ -2,7 +2,8 @@
 
     PJRT_DEVICE=TPU python -m trainers.torch_xla.gpt --datadir FOLDER --tokenizer tokenizer.json --model 124m
 
-Weights are on each device, and windows of text are spread over them. There are two graphs: one trains, one validates.
+Weights are on each device, and windows of text are spread over them. There are three graphs: one
+trains, one validates, one samples.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import numpy as np
 
 from trainers.common import language
 from trainers.common.arguments import Parser, add
-from trainers.common.job import Job
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser("gpt", "A language model of Llama's architecture in PyTorch/XLA.")
     language.options(parser)
     add(parser.running, "--activation-checkpointing", False, "compute activations again in the backward pass")
+    add(parser.output, "--metrics-debug", False, "print torch_xla's metrics report at the end")
     args = parser.parse(argv)
     if args.optimizer == "muon":
         parser.error("--optimizer muon: only in trainers.torch.gpt")
@@ -84,8 +85,8 @@ def evaluate(
 def main(args: argparse.Namespace) -> int:
     """Train, validate, save and export as ``args`` say; returns the exit status."""
     from trainers.torch._llama import GPT, make_optimizers
-    from trainers.torch.gpt import export, load_pretrained, schedule
-    from trainers.torch_xla._spmd import Mesh
+    from trainers.torch.gpt import export, load_pretrained, sample, schedule
+    from trainers.torch_xla._spmd import Mesh, XlaJob
     from trainers.torch_xla.mnist import load, save
 
     mesh = Mesh(args)
@@ -114,8 +115,8 @@ def main(args: argparse.Namespace) -> int:
 
     about = {"model": str(config), "optimizer": args.optimizer, "global_batch": global_batch,
              "train_tokens": len(text.train), "data": text.fingerprints}  # fmt: skip
-    with Job("torch_xla.gpt", args, mesh, about, model, total=args.max_steps, every=args.eval_steps, metric="val_loss",
-             count=global_batch * block_size, unit="tokens") as job:  # fmt: skip
+    with XlaJob("torch_xla.gpt", args, mesh, about, model, total=args.max_steps, every=args.eval_steps,
+                metric="val_loss", count=global_batch * block_size, unit="tokens") as job:  # fmt: skip
         job.say(f"{weights:,} weights, {len(text.train):,} tokens of text, {job.count:,} in a step, on"
                 f" {mesh.replicas} x {mesh.device} in {args.precision}")  # fmt: skip
         test = partial(evaluate, model, validation, count * block_size, mesh, text.bytes_per_token(), job.stop)
@@ -132,6 +133,10 @@ def main(args: argparse.Namespace) -> int:
                 job.log(step, **test())
             if job.due("save", step):
                 job.save(step, partial(save, *own))
+        if args.sample_tokens and not job.stop() and step >= args.max_steps:
+            start = text.tokenizer.encode([args.prompt.encode()])[0] if args.prompt else text.val[: block_size // 2]
+            tokens = sample(model, [*map(int, start)], args.sample_tokens, text.tokenizer.vocab_size, block_size, mesh)
+            job.say(f"sample: {text.tokenizer.decode(tokens)!r}")
         return job.finish(step, partial(save, *own), partial(export, model, config, text))
 
 
