@@ -241,11 +241,6 @@ class Option:
     values: Callable[[], Iterable[str]] | None = None
 
     @property
-    def variable(self) -> str:
-        """Return the name of its variable for make."""
-        return self.name.upper().replace("-", "_")
-
-    @property
     def parameter(self) -> str:
         """Return the name under which the command line gives its value."""
         return self.name.replace("-", "_")
