@@ -467,6 +467,6 @@ ROWS: tuple[Option, ...] = (
         "tpu-version",
         "tpuTfVersion of AI Platform. Default: the framework's.",
         "VERSION",
-        more="[ai-platform.md](jobs/ai-platform.md#write-a-job).",
+        more="[ai-platform.md](jobs/ai-platform.md#check-or-write-a-job).",
     ),
 )
