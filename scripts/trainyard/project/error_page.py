@@ -33,8 +33,11 @@ _RAISED = {"UserError", "StepFailed", "EngineFailed", "LaunchError", "config_err
 
 def _placeholder(value: ast.expr) -> str:
     """Return the word that stands for a value in a line: the last name of its expression, in capitals."""
-    names = [node.attr if isinstance(node, ast.Attribute) else node.id
-             for node in ast.walk(value) if isinstance(node, (ast.Attribute, ast.Name))]  # fmt: skip
+    names = [
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(value)
+        if isinstance(node, (ast.Attribute, ast.Name))
+    ]
     if isinstance(value, ast.Call):
         called = value.func.attr if isinstance(value.func, ast.Attribute) else names[0]
         if called == "nearest":
@@ -49,8 +52,14 @@ def _line(message: ast.expr) -> str | None:
     own = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
     if len(re.findall(r"[a-z]{2,}", own)) < 3:
         return None
-    words = (str(part.value) if isinstance(part, ast.Constant)
-             else _placeholder(part.value) if isinstance(part, ast.FormattedValue) else "..." for part in parts)  # fmt: skip
+    words = [
+        str(part.value)
+        if isinstance(part, ast.Constant)
+        else _placeholder(part.value)
+        if isinstance(part, ast.FormattedValue)
+        else "..."
+        for part in parts
+    ]
     return " ".join("".join(words).replace("`", "'").split())
 
 
