@@ -1,4 +1,4 @@
-"""Every command of the pages about jobs is run as written: real make, gcloud and kubectl, against the fakes."""
+"""Every command of the pages about jobs is run as written: real gcloud and kubectl, against the fakes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from trainyard.image import base_image
 
 pytestmark = pytest.mark.concurrent
 
-PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/other-schedulers", "jobs/tpu-vm"]
+PAGES = ["jobs", "jobs/vertex", "jobs/ai-platform", "jobs/gke", "jobs/other-schedulers", "jobs/slurm", "jobs/tpu-vm"]
 #: Those that take half a minute.
 LONG = ["jobs/vertex", "jobs/tpu-vm"]
 #: The image that tpu-vm.md runs on the workers.
@@ -59,7 +60,7 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder in which make works as in the checkout, for the files that the commands write."""
+    """A folder with the files of the checkout, for the files that the commands write."""
     made = tmp_path / "project"
     made.mkdir()
     for path in ROOT.iterdir():
@@ -67,14 +68,14 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def schedulers(folder: Path) -> dict[str, str]:
+def schedulers(folder: Path, path: str) -> dict[str, str]:
     """Programs in place of sbatch and sky, which accept any file; other tests run the real ones."""
     programs = folder / "programs"
     programs.mkdir()
     for name in ("sbatch", "sky"):
         (programs / name).write_text('#!/bin/sh\nfor last; do :; done\ntest -s "$last"\n')
         (programs / name).chmod(0o755)
-    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+    return {"PATH": f"{programs}:{path}"}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,9 @@ def test_every_command_of_the_page_runs(page: str, folder: Path, request: pytest
         if any("tpu-vm" in block for block in found):
             workers = stack.enter_context(TpuVms(images={IMAGE: request.getfixturevalue("image")}))
             environment |= workers.environment(folder.parent)
-        if page == "jobs/other-schedulers":
-            environment |= schedulers(folder.parent)
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        if page in ("jobs/other-schedulers", "jobs/slurm"):
+            environment |= schedulers(folder.parent, environment["PATH"])
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(found)], cwd=folder, env=environment,
                               capture_output=True, text=True, timeout=400, check=False)  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -1,4 +1,4 @@
-"""Every command of docs/jobs/pod.md runs as it is printed: with make, gcloud and ssh, against fakes."""
+"""Every command of docs/jobs/pod.md runs as it is printed: with gcloud and ssh, against fakes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import re
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,9 +53,10 @@ def image() -> Iterator[str]:
 @pytest.mark.slow("test_pod.py, on the same fake of the TPU API")
 def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert "make pod" in blocks[-1], "the page ends with a command that deletes what the others created"
+    assert "trainyard pod" in blocks[-1], "the page ends with a command that deletes what the others created"
     with ProjectIam() as iam, TpuVms(images={IMAGE: image}) as cloud:
         environment = os.environ | iam.environment(tmp_path) | cloud.environment(tmp_path) | {"TRAINYARD_POLL": "3s"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         script = "\n".join(blocks)
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env=environment,
                               capture_output=True, text=True, timeout=600, check=False)  # fmt: skip
@@ -68,12 +70,12 @@ def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
     assert "XLA_USE_BF16 has no effect" in done.stderr
 
 
-def test_the_page_describes_every_variable_and_its_links_resolve() -> None:
+def test_the_page_describes_every_option_and_its_links_resolve() -> None:
     from trainyard_jobs.commands import pod
 
     text = PAGE.read_text(encoding="utf-8")
-    variables = {str(parameter.envvar).removeprefix("TRAINYARD_") for parameter in pod.command.params}
-    missing = [name for name in sorted(variables) if not re.search(rf"\b{name}\b", text)]
+    options = {name for one in pod.command.params for name in one.opts if name.startswith("--")}
+    missing = [name for name in sorted(options) if not re.search(rf"{name}\b", text)]
     assert not missing
     for target in re.findall(r"\]\(([^)#]+\.md)", text):
         assert (PAGE.parent / target).is_file(), target

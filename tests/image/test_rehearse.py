@@ -475,12 +475,13 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
         (tmp_path / path.name).symlink_to(path)
     commands = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands.replace("make rehearse", "make rehearse DRY_RUN=1")],
+        ["bash", "-euo", "pipefail", "-c", commands.replace("job rehearse", "job rehearse --dry-run")],
         cwd=tmp_path,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count('"platform": ') == commands.count("make rehearse")
+    assert done.stdout.count('"platform": ') == commands.count("job rehearse")

@@ -11,6 +11,7 @@ import click
 from trainyard.common import templates
 from trainyard.common.settings import ROOT
 from trainyard.image import catalog_page, dockerfile, gpu_page
+from trainyard.project import error_page
 from trainyard.release import pipelines
 from trainyard.spec.architectures import AMD64
 from trainyard.spec.model import Spec, catalogue, load, relative
@@ -40,6 +41,7 @@ def rendered(commands: Any, only: Spec | None = None) -> dict[Path, str]:
         **pipelines.rendered(specs),
         **catalog_page.rendered(specs),
         **gpu_page.rendered(specs),
+        **error_page.rendered(),
         REFERENCE: _reference(commands),
         **commands.pages(),
     }

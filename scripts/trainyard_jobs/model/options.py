@@ -241,11 +241,6 @@ class Option:
     values: Callable[[], Iterable[str]] | None = None
 
     @property
-    def variable(self) -> str:
-        """Return the name of its variable for make."""
-        return self.name.upper().replace("-", "_")
-
-    @property
     def parameter(self) -> str:
         """Return the name under which the command line gives its value."""
         return self.name.replace("-", "_")
@@ -472,6 +467,6 @@ ROWS: tuple[Option, ...] = (
         "tpu-version",
         "tpuTfVersion of AI Platform. Default: the framework's.",
         "VERSION",
-        more="[ai-platform.md](jobs/ai-platform.md#write-a-job).",
+        more="[ai-platform.md](jobs/ai-platform.md#check-or-write-a-job).",
     ),
 )
