@@ -57,8 +57,9 @@ EMULATED = 6
 FOLDER = "/smoke"
 
 #: A user that no image knows, in group 0: what clusters that assign users use
-#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
-USER = "1234567:0"
+#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images). An engine
+#: without root has 65,536 users (https://docs.docker.com/engine/security/rootless/#prerequisites).
+USER = "54321:0"
 
 #: Default size of /dev/shm (https://docs.docker.com/reference/cli/docker/container/run/#shm-size).
 SHARED_MEMORY = "64m"
