@@ -225,6 +225,22 @@ class Engine:
         address = str(self.client.api.address)
         return "" if re.match(r"(unix|npipe):|\w+://(localhost|127\.|\[::1\])", address) else address
 
+    def require_folder(self, image: str, folder: str) -> None:
+        """Raise a :class:`UserError` if the engine is on another machine, and containers of an image get no such folder."""
+        import docker.errors
+        from docker.types import Mount
+
+        if not self.remote:
+            return
+        mount = Mount("/mnt", folder, type="bind")
+        try:
+            self.client.containers.create(image, ["true"], mounts=[mount], labels=resource_labels("folder")).remove()
+        except docker.errors.APIError:
+            raise UserError(
+                f"the engine at {self.remote} is on another machine, which has no folder {folder}: use an engine on "
+                "this machine ('docker context ls'), or what is in the image"
+            ) from None
+
     def require(self) -> None:
         """Raise what :attr:`client` raises if no engine is running."""
         self.client.ping()

@@ -109,7 +109,7 @@ class _Requests(docker.APIClient):
         self.address = base_url or DEFAULT_UNIX_SOCKET.removeprefix("http+")
         if self.address.startswith("ssh://"):
             # docker's own adapter for ssh needs paramiko, and has none of the hosts of ~/.ssh/config.
-            super().__init__(version=DEFAULT_DOCKER_API_VERSION, **options)
+            super().__init__(**options | {"version": DEFAULT_DOCKER_API_VERSION})
             self.mount("http+docker://", _DialedAdapter("", self.timeout))
             self._version = self._retrieve_server_version()
         else:

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from docker.models.images import Image
@@ -204,6 +205,14 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     else:
         words = container_words(request.words) if spec.run else list(request.words)
     return [*found, reference, *words]
+
+
+def check_folders(engine: Engine, reference: str, arguments: list[str]) -> None:
+    """Raise a :class:`UserError` if a folder of :func:`arguments` is not on the engine's machine."""
+    for option, value in pairwise(arguments):
+        if option == "--mount":
+            _, source, *_ = next(csv.reader([value]))
+            engine.require_folder(reference, source.removeprefix("source="))
 
 
 def jupyter_server(engine: Engine, reference: str) -> str:

@@ -30,6 +30,7 @@ from typing import IO, Any
 import docker.errors
 from docker.models.containers import Container
 
+from trainyard.common import proxies
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
 from trainyard.image.memory_filler import SAVING
@@ -177,11 +178,13 @@ class SmokeSandbox(Sandbox):
             environment: in addition to the variables of a job with a TPU node.
             options: of ``docker.containers.create``: user, tmpfs, read_only...
         """
-        where = f"{self.name}-fake:{PORT}"
+        fake = f"{self.name}-fake"
+        where = f"{fake}:{PORT}"
         container = self.create(
             self.image,
             command,
             environment={
+                **({} if self._internal else proxies.of_containers(self._engine, fake)),
                 "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
                 "GCE_METADATA_HOST": where,
                 "TPU_API_ENDPOINT": f"http://{where}",
