@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.common import settings
@@ -222,11 +221,16 @@ class Engine:
     @property
     def remote(self) -> str:
         """Return its address if that is of another machine, whose folders containers would get; else empty."""
-        address = str(self.client.api.address)
-        return "" if re.match(r"(unix|npipe):|\w+://(localhost|127\.|\[::1\])", address) else address
+        local = re.match(r"(unix|npipe):|\w+://(localhost|127\.|\[::1\])", self.address)
+        return "" if local else self.address
+
+    @property
+    def address(self) -> str:
+        """Return its address: ``unix:///var/run/docker.sock``."""
+        return str(getattr(self.client.api, "address"))  # noqa: B009  of engine_client, which is imported late
 
     def require_folder(self, image: str, folder: str) -> None:
-        """Raise a :class:`UserError` if the engine is on another machine, and containers of an image get no such folder."""
+        """Raise a :class:`UserError` if the engine is on another machine, where containers get no such folder."""
         import docker.errors
         from docker.types import Mount
 

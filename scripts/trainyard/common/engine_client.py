@@ -88,16 +88,22 @@ class _Dialed(UnixHTTPConnection):
         with theirs:
             command = ["docker", "system", "dial-stdio"]
             # It ends when the connection is closed.
-            subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, start_new_session=True)
+            subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 class _DialedPool(UnixHTTPConnectionPool):
-    def _new_conn(self) -> UnixHTTPConnection:
-        return _Dialed(self.base_url, self.socket_path, self.timeout)
+    def _new_conn(self) -> Any:
+        return _Dialed(self.base_url, self.socket_path, self.timeout)  # type: ignore[arg-type]
 
 
 class _DialedAdapter(UnixHTTPAdapter):
-    def get_connection(self, url: str, proxies: object = None) -> UnixHTTPConnectionPool:
+    def get_connection(self, url: Any, proxies: Any = None) -> Any:
         with self.pools.lock:
             if url not in self.pools:
                 self.pools[url] = _DialedPool(url, "", self.timeout, maxsize=self.max_pool_size)
@@ -111,7 +117,7 @@ class _Requests(docker.APIClient):
             # docker's own adapter for ssh needs paramiko, and has none of the hosts of ~/.ssh/config.
             super().__init__(**options | {"version": DEFAULT_DOCKER_API_VERSION})
             self.mount("http+docker://", _DialedAdapter("", self.timeout))
-            self._version = self._retrieve_server_version()
+            self._version = self._retrieve_server_version()  # type: ignore[attr-defined]
         else:
             super().__init__(base_url, **options)
         # Docker's configuration would give every container its proxies: those without a network, and base images that

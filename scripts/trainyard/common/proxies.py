@@ -1,7 +1,7 @@
 """Find the proxies that builds and containers with a network get. No image has them.
 
-Docker's configuration has those of containers (https://docs.docker.com/engine/cli/proxy/), which buildx gives to builds.
-Those of the environment are given to builds as predefined build arguments, which are in no history of an image
+Docker's configuration has those of containers (https://docs.docker.com/engine/cli/proxy/), which buildx also gives to
+builds. Those of the environment are given to builds as predefined build arguments, which are in no history of an image
 (https://docs.docker.com/build/building/variables/#proxy-arguments).
 """
 
@@ -21,7 +21,7 @@ def configured(engine: Engine) -> dict[str, str]:
     from docker.utils.config import load_general_config
 
     given = load_general_config().get("proxies") or {}
-    found = given.get(str(engine.client.api.address)) or given.get("default") or {}
+    found = given.get(engine.address) or given.get("default") or {}
     names = {"httpProxy": "HTTP_PROXY", "httpsProxy": "HTTPS_PROXY", "allProxy": "ALL_PROXY", "noProxy": "NO_PROXY"}
     return {name: str(found[key]) for key, name in names.items() if found.get(key)}
 

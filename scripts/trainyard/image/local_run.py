@@ -27,6 +27,9 @@ from trainyard.workspace import code_files, code_layer
 #: (https://cloud.google.com/tpu/docs/run-in-container#train_a_pytorch_model_in_a_docker_container).
 TPU_FLAGS = ("--privileged", "--net=host")
 
+#: How an engine gets NVIDIA's runtime.
+NVIDIA_TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+
 #: Device nodes that a TPU VM has: of the accel driver up to v4, of VFIO since v5e.
 TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
 
@@ -267,8 +270,7 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
 def notes(spec: Spec, request: Request, host: Host) -> list[str]:
     """What the user may not expect of this machine."""
     if spec.accelerator == "nvidia" and request.gpus == "auto" and not host.nvidia:
-        guide = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
-        return [f"runs on the CPU: the engine has no NVIDIA runtime ({guide})"]
+        return [f"runs on the CPU: the engine has no NVIDIA runtime ({NVIDIA_TOOLKIT})"]
     if spec.accelerator == "tpu" and not host.tpu:
         return ["runs on the CPU: this machine has no TPU"]
     return []
