@@ -17,7 +17,7 @@ import pytest
 from tests.engine import CONTEXT, ENGINE
 from tests.fakes.tpu_vms import TpuVms
 
-from trainyard.common.docker_engine import OWNER, resource_labels
+from trainyard.common.docker_engine import OWNER, owner_name, resource_labels
 from trainyard.common.settings import ROOT
 from trainyard.image import base_image
 from trainyard_jobs.pods.shell_commands import CONTAINER
@@ -120,7 +120,7 @@ def bodies(cloud: TpuVms, method: str, ends: str) -> list[Any]:
 
 def nothing_left(cloud: TpuVms, name: str) -> bool:
     """Whether the pod is deleted and no worker of it, nor container on a worker, remains."""
-    mine = {"label": f"{OWNER}={os.getpid()}", "name": "t1v-n-"}
+    mine = {"label": f"{OWNER}={owner_name(os.getpid())}", "name": "t1v-n-"}
     containers = [str(each.name) for each in ENGINE.client.containers.list(all=True, filters=mine)]  # type: ignore[arg-type]
     known = {str(w.container.name) for node in cloud.nodes.values() for w in node.workers}
     strays = [container for container in containers if container.partition(".")[0] not in known]

@@ -13,7 +13,7 @@ import docker
 import pytest
 
 from tests.engine import CONTEXT, ENGINE
-from trainyard.common.docker_engine import OWNER, Engine
+from trainyard.common.docker_engine import OWNER, Engine, owner_name
 from trainyard.common.errors import StepFailed
 from trainyard.image import base_image
 from trainyard.oci import probe_runner
@@ -32,7 +32,7 @@ def small() -> str:
 
 def left(process: int) -> dict[str, str]:
     """Return identity -> kind of what ``process`` created and is not removed."""
-    client, ours = ENGINE.client, {"label": f"{OWNER}={process}"}
+    client, ours = ENGINE.client, {"label": f"{OWNER}={owner_name(process)}"}
     listed = {
         "container": client.containers.list(all=True, ignore_removed=True, filters=ours),  # type: ignore[arg-type]
         "volume": client.volumes.list(filters=ours),  # type: ignore[arg-type]

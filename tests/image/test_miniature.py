@@ -148,7 +148,7 @@ def test_a_compiler_works_for_any_user_on_a_read_only_root_where_tmp_is_not_exec
     (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
     image = str(miniature.json("image", str(tmp_path))["image"])
     assert docker_run(str(made["image"]), "--", "bash", "-c", "command -v g++").returncode == 1, "mini has none"
-    closed = ("--read-only", "--network=none", "--cap-drop=ALL", "--user=1234567:0", "--tmpfs=/tmp:noexec,mode=1777")
+    closed = ("--read-only", "--network=none", "--cap-drop=ALL", "--user=54321:0", "--tmpfs=/tmp:noexec,mode=1777")
     cache = "--tmpfs=/home/trainer/.cache:exec,mode=1777"
     compiled = docker_run(*closed, cache, image, "--", "python", "-c", EXTENSION)
     assert (compiled.returncode, compiled.stdout) == (0, "sum 1000.0\n"), compiled.stderr

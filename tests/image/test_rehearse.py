@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.engine import ENGINE
-from trainyard.common.docker_engine import OWNER
+from trainyard.common.docker_engine import OWNER, owner_name
 from trainyard.common.settings import ROOT
 from trainyard.sandbox.datasets import digits
 from trainyard.sandbox.datasets import flowers as flowers_data
@@ -375,7 +375,7 @@ def test_a_later_rehearsal_can_write_to_the_same_buckets(built_image: Callable[[
 
 def created_by(pid: int) -> list[str]:
     """Names of the containers and networks that process ``pid`` created."""
-    wanted: dict[str, Any] = {"label": f"{OWNER}={pid}"}
+    wanted: dict[str, Any] = {"label": f"{OWNER}={owner_name(pid)}"}
     client = ENGINE.client
     return [
         str(one.name)

@@ -204,7 +204,7 @@ def test_podman_is_named(fake_engine: FakeEngine) -> None:
     """Its `buildx inspect` fails, and no `--builder` would help."""
     fake_engine.version = {"Components": [{"Name": "Podman Engine", "Version": "5.4.2"}]}
     fake_engine.builders["default"] = "Name: x\nError: See 'docker buildx --help'\n\nNodes:\n"
-    with pytest.raises(UserError, match=r"^the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24"):
+    with pytest.raises(UserError, match=r"^the engine is Podman, which has no BuildKit: use Docker Engine 24"):
         current()
 
 

@@ -375,7 +375,7 @@ def test_the_target_is_that_of_the_framework_and_device(proposed: Proposed, more
 def test_code_that_asks_for_a_gpu_extends_the_image_of_this_machine(
     proposed: Proposed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(init, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(init, "NVIDIA_DRIVER", tmp_path / "version")
     more = 'device = "cuda" if torch.cuda.is_available() else "cpu"'
     document, said = proposed({"train.py": TRAIN.format(more=more)})
     assert document["extends"] == "cpu"

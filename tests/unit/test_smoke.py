@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.common.docker_engine import OWNED, OWNER, in_use, resource_labels
+from trainyard.common.docker_engine import OWNED, OWNER, in_use, owner_name, resource_labels
 from trainyard.common.errors import StepFailed
 from trainyard.image import base_image, smoke_test
 from trainyard.image.smoke_test import Finished
@@ -85,9 +85,10 @@ def test_the_summary_is_the_last_one_and_other_json_is_ignored() -> None:
 
 
 def test_resources_of_a_running_process_are_in_use() -> None:
-    assert in_use(resource_labels("test") | {OWNER: str(os.getppid())})
+    assert in_use(resource_labels("test") | {OWNER: owner_name(os.getppid())})
     assert not in_use(resource_labels("test")), "what this process made, it may remove"
-    assert not in_use({OWNED: "test", OWNER: str(2**22 + 1)})
+    assert not in_use({OWNED: "test", OWNER: owner_name(2**22 + 1)})
+    assert in_use({OWNED: "test", OWNER: "1.another-machine"}), "nobody here knows that it has ended"
     assert not in_use({OWNED: "test", OWNER: "rubbish"})
     assert not in_use(None)
 

@@ -127,8 +127,8 @@ def test_a_failure_in_a_restricted_container_says_so_and_how_to_start_one() -> N
     with pytest.raises(smoke_test.StepFailed) as failed:
         smoke_test._refuse(["resumed run: exit status 1"], Finished(1, ["PermissionError"], {}), smoke_test.RESTRICTED)
     assert str(failed.value) == (
-        "resumed run: exit status 1 in a container with uid 1234567 of group 0, 64 MB of /dev/shm, no IPv6: "
-        "try docker run --user=1234567:0 --shm-size=64m --sysctl=net.ipv6.conf.all.disable_ipv6=1 "
+        "resumed run: exit status 1 in a container with uid 54321 of group 0, 64 MB of /dev/shm, no IPv6: "
+        "try docker run --user=54321:0 --shm-size=64m --sysctl=net.ipv6.conf.all.disable_ipv6=1 "
         "(see the last lines of its log above)"
     )
 

@@ -32,7 +32,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("trainyard.workspace.init._DRIVER", tmp_path / "none")
+    monkeypatch.setattr("trainyard.workspace.init.NVIDIA_DRIVER", tmp_path / "none")
     return folder
 
 

@@ -97,6 +97,7 @@ def command(
         console.say(note)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
+    local_run.check_folders(context.engine, reference, arguments)
     console.say(shlex.join(arguments))
     sys.stderr.flush()
     os.execvpe(arguments[0], arguments, settings.environment(**local_run.variables(request)))

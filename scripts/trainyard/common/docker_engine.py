@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.common import settings
@@ -63,13 +63,30 @@ _SCRIPT_ERROR = re.compile(r"(?:engine|emulation): error: (.*)")
 
 def resource_labels(purpose: str) -> dict[str, str]:
     """Return the labels of a container, volume or network that this process creates for ``purpose``."""
-    return {OWNED: purpose, OWNER: str(os.getpid())}
+    return {OWNED: purpose, OWNER: owner_name(os.getpid())}
+
+
+def owner_name(process: int) -> str:
+    """Return the value of :data:`OWNER` of a process of this machine: several machines may use one engine."""
+    return f"{process}.{platform.node()}"
 
 
 def in_use(labels: dict[str, str] | None) -> bool:
-    """Return whether the process that created the resource with these labels is running, and is not this one."""
-    owner = (labels or {}).get(OWNER, "")
-    return owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists()
+    """Return whether the process that created the resource with these labels is running, and is not this one.
+
+    Whether one of another machine runs is not known: it may.
+    """
+    owner, _, machine = (labels or {}).get(OWNER, "").partition(".")
+    if not owner.isdigit() or (int(owner) == os.getpid() and machine == platform.node()):
+        return False
+    try:
+        if machine == platform.node():
+            os.kill(int(owner), 0)
+    except PermissionError:  # it is another user's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def cannot_run(what: str) -> str:
@@ -200,6 +217,33 @@ class Engine:
         raise UserError(
             "'docker' reaches an engine that is not at DOCKER_HOST: set it as 'docker context ls' prints it"
         )
+
+    @property
+    def remote(self) -> str:
+        """Return its address if that is of another machine, whose folders containers would get; else empty."""
+        local = re.match(r"(unix|npipe):|\w+://(localhost|127\.|\[::1\])", self.address)
+        return "" if local else self.address
+
+    @property
+    def address(self) -> str:
+        """Return its address: ``unix:///var/run/docker.sock``."""
+        return str(getattr(self.client.api, "address"))  # noqa: B009  of engine_client, which is imported late
+
+    def require_folder(self, image: str, folder: str) -> None:
+        """Raise a :class:`UserError` if the engine is on another machine, where containers get no such folder."""
+        import docker.errors
+        from docker.types import Mount
+
+        if not self.remote:
+            return
+        mount = Mount("/mnt", folder, type="bind")
+        try:
+            self.client.containers.create(image, ["true"], mounts=[mount], labels=resource_labels("folder")).remove()
+        except docker.errors.APIError:
+            raise UserError(
+                f"the engine at {self.remote} is on another machine, which has no folder {folder}: use an engine on "
+                "this machine ('docker context ls'), or what is in the image"
+            ) from None
 
     def require(self) -> None:
         """Raise what :attr:`client` raises if no engine is running."""

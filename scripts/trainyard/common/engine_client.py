@@ -8,7 +8,9 @@ raise, so that callers handle an image that does not exist, or a program that do
 from __future__ import annotations
 
 import re
+import socket
 import struct
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,10 @@ import docker
 import docker.errors
 import requests
 import urllib3
-from docker.constants import DEFAULT_UNIX_SOCKET
+from docker.constants import DEFAULT_DOCKER_API_VERSION, DEFAULT_UNIX_SOCKET
+from docker.transport import UnixHTTPAdapter
+from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
+from docker.utils.proxy import ProxyConfig
 
 from trainyard.common.errors import EngineFailed, one_line
 
@@ -74,10 +79,50 @@ class Client(docker.DockerClient):
         self.api = _Requests(*arguments, **options)
 
 
+class _Dialed(UnixHTTPConnection):
+    """A connection that the docker command makes, as its own requests over ssh do: its ssh has the user's settings."""
+
+    def connect(self) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(self.timeout)
+        with theirs:
+            command = ["docker", "system", "dial-stdio"]
+            # It ends when the connection is closed.
+            subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+class _DialedPool(UnixHTTPConnectionPool):
+    def _new_conn(self) -> Any:
+        return _Dialed(self.base_url, self.socket_path, self.timeout)  # type: ignore[arg-type]
+
+
+class _DialedAdapter(UnixHTTPAdapter):
+    def get_connection(self, url: Any, proxies: Any = None) -> Any:
+        with self.pools.lock:
+            if url not in self.pools:
+                self.pools[url] = _DialedPool(url, "", self.timeout, maxsize=self.max_pool_size)
+            return self.pools[url]
+
+
 class _Requests(docker.APIClient):
     def __init__(self, base_url: str | None = None, **options: Any) -> None:
         self.address = base_url or DEFAULT_UNIX_SOCKET.removeprefix("http+")
-        super().__init__(base_url, **options)
+        if self.address.startswith("ssh://"):
+            # docker's own adapter for ssh needs paramiko, and has none of the hosts of ~/.ssh/config.
+            super().__init__(**options | {"version": DEFAULT_DOCKER_API_VERSION})
+            self.mount("http+docker://", _DialedAdapter("", self.timeout))
+            self._version = self._retrieve_server_version()  # type: ignore[attr-defined]
+        else:
+            super().__init__(base_url, **options)
+        # Docker's configuration would give every container its proxies: those without a network, and base images that
+        # are made of one. What needs them asks trainyard.common.proxies.
+        self._proxy_configs = ProxyConfig()
 
     def _said(self, response: Any, text: str) -> EngineFailed:
         return EngineFailed(

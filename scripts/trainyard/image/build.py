@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard import recipe as recipes
-from trainyard.common import settings, stages
+from trainyard.common import proxies, settings, stages
 from trainyard.common.context import Context
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed, UserError
@@ -77,6 +77,9 @@ def bake_arguments(
         sets |= {"cache-from": where, "cache-to": f"{where},mode=max,ignore-error=true"}
     for name, value in sets.items():
         arguments += ["--set", f"{target}.{name}={value}"]
+    # Without a value, which may be a secret, it is that of the environment.
+    given = [] if plan.context.offline else proxies.of_builds(plan.context.engine)
+    arguments += [word for name in given for word in ("--set", f"{target}.args.{name}")]
     arguments += [f"--provenance={'mode=max' if provenance else 'false'}", "--sbom=false"]
     return [*arguments, *(["--no-cache"] if no_cache else []), target]
 
@@ -136,6 +139,8 @@ def building(
         used = builder.current(plan.context)
         for note in plan.built.notes:
             logger.warning(note)
+        for name in [] if plan.context.offline else proxies.only_here():
+            logger.warning(f"{name} is a proxy on this machine alone: the build goes without it")
         with stages.stage("build", state.seconds(plan.kept, "build")) as stage:
             facts, again = _build(
                 plan, used, Path(folder), compression, name=name, on_step=on_step, no_cache=no_cache, cache=cache

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from docker.models.images import Image
@@ -25,6 +26,9 @@ from trainyard.workspace import code_files, code_layer
 #: What gives a container the chips of a TPU VM
 #: (https://cloud.google.com/tpu/docs/run-in-container#train_a_pytorch_model_in_a_docker_container).
 TPU_FLAGS = ("--privileged", "--net=host")
+
+#: How an engine gets NVIDIA's runtime.
+NVIDIA_TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
 
 #: Device nodes that a TPU VM has: of the accel driver up to v4, of VFIO since v5e.
 TPU_DEVICES = ("/dev/accel0", "/dev/vfio/0")
@@ -206,6 +210,14 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     return [*found, reference, *words]
 
 
+def check_folders(engine: Engine, reference: str, arguments: list[str]) -> None:
+    """Raise a :class:`UserError` if a folder of :func:`arguments` is not on the engine's machine."""
+    for option, value in pairwise(arguments):
+        if option == "--mount":
+            _, source, *_ = next(csv.reader([value]))
+            engine.require_folder(reference, source.removeprefix("source="))
+
+
 def jupyter_server(engine: Engine, reference: str) -> str:
     """The program of an image that serves Jupyter.
 
@@ -258,8 +270,7 @@ def code_changed(spec: Spec, labels: dict[str, str]) -> bool:
 def notes(spec: Spec, request: Request, host: Host) -> list[str]:
     """What the user may not expect of this machine."""
     if spec.accelerator == "nvidia" and request.gpus == "auto" and not host.nvidia:
-        guide = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
-        return [f"runs on the CPU: the engine has no NVIDIA runtime ({guide})"]
+        return [f"runs on the CPU: the engine has no NVIDIA runtime ({NVIDIA_TOOLKIT})"]
     if spec.accelerator == "tpu" and not host.tpu:
         return ["runs on the CPU: this machine has no TPU"]
     return []

@@ -9,6 +9,7 @@ statement (about 50 KB) is kept, which ``make push`` attaches to the image.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from trainyard.spec.naming import NAME
 
 #: Start of the predicate types of provenance; the version follows (https://slsa.dev/spec/v1.0/provenance).
 SLSA = "https://slsa.dev/provenance/"
+
+#: Keys of proxies: of a build's arguments, of a step (https://pkg.go.dev/github.com/moby/buildkit/solver/pb#ProxyEnv).
+_PROXY = re.compile(r"proxy_env|(build-arg:)?(https?|ftp|all|no)_proxy", re.IGNORECASE)
 
 
 def local(target: str) -> str:
@@ -59,15 +63,22 @@ def keep(
 
 
 def statement_about(digest: str, documents: Iterable[bytes]) -> dict[str, Any] | None:
-    """Return the in-toto statement of an image's provenance among documents; None if there is none."""
+    """Return the in-toto statement of an image's provenance among documents, without proxies; None if there is none.
+
+    BuildKit writes them down with the arguments and each step, and their addresses may have passwords.
+    """
     for text in documents:
         if SLSA.encode() not in text:
             continue
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json.loads(text, object_hook=_without_proxies)
         subjects = [subject["digest"].get("sha256") for subject in document.get("subject", [])]
         if str(document.get("predicateType")).startswith(SLSA) and digest.removeprefix("sha256:") in subjects:
             return document
     return None
+
+
+def _without_proxies(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in mapping.items() if not _PROXY.fullmatch(name)}
 
 
 def statement(kept: Path, digest: str) -> dict[str, Any] | None:

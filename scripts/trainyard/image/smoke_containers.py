@@ -30,6 +30,7 @@ from typing import IO, Any
 import docker.errors
 from docker.models.containers import Container
 
+from trainyard.common import proxies
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import StepFailed
 from trainyard.image.memory_filler import SAVING
@@ -57,8 +58,9 @@ EMULATED = 6
 FOLDER = "/smoke"
 
 #: A user that no image knows, in group 0: what clusters that assign users use
-#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images).
-USER = "1234567:0"
+#: (https://docs.redhat.com/en/documentation/openshift_container_platform/4.17/html/images/creating-images). An engine
+#: without root has 65,536 users (https://docs.docker.com/engine/security/rootless/#prerequisites).
+USER = "54321:0"
 
 #: Default size of /dev/shm (https://docs.docker.com/reference/cli/docker/container/run/#shm-size).
 SHARED_MEMORY = "64m"
@@ -176,11 +178,13 @@ class SmokeSandbox(Sandbox):
             environment: in addition to the variables of a job with a TPU node.
             options: of ``docker.containers.create``: user, tmpfs, read_only...
         """
-        where = f"{self.name}-fake:{PORT}"
+        fake = f"{self.name}-fake"
+        where = f"{fake}:{PORT}"
         container = self.create(
             self.image,
             command,
             environment={
+                **({} if self._internal else proxies.of_containers(self._engine, fake)),
                 "TPU_CONFIG": json.dumps({"project": PROJECT, "zone": ZONE, "tpu_node_name": NODE}),
                 "GCE_METADATA_HOST": where,
                 "TPU_API_ENDPOINT": f"http://{where}",

@@ -100,7 +100,7 @@ def current(context: Context) -> Builder:
     except StepFailed as error:
         if "Podman" in str(engine.client.version().get("Components")):
             raise UserError(
-                "the engine is Podman, whose 'buildx' is not Docker's: use Docker Engine 24 or later"
+                f"the engine is Podman, which has no BuildKit: use Docker Engine 24 or later ({error})"
             ) from None
         raise StepFailed(f"{error}; to build in the engine, give '--builder {engine.docker_context}'") from None
     if chosen.in_engine and chosen.name != (own := engine.docker_context):

@@ -49,7 +49,7 @@ _NOT_CODE = re.compile(r"tests?|docs?|notebooks?|assets|images|figures|media|dat
 _CODE = (".py", ".sh", ".toml", ".cfg", ".ini", ".yaml", ".yml", ".json", ".txt", ".cu", ".cpp", ".h")
 
 #: What an NVIDIA driver makes (https://docs.nvidia.com/cuda/cuda-installation-guide-linux/#device-node-verification).
-_DRIVER = Path("/proc/driver/nvidia/version")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 #: Words of the names of programs that train, the likeliest first. Those after "trainer" have many other purposes.
 _TRAINING = ("train", "training", "finetune", "pretrain", "fit", "trainer", "main", "run")
@@ -441,7 +441,7 @@ def choose_target(survey: Survey, notes: list[str]) -> tuple[str, str]:
         return cpu, why
     if "asks" not in marks:
         return gpu, f"{why}, and {marks['cuda']} needs a GPU"
-    if _DRIVER.exists():
+    if NVIDIA_DRIVER.exists():
         return gpu, f"{why}, {marks['cuda']} uses GPUs, and this machine has one"
     notes.append(f"{marks['cuda']} uses a GPU where there is one: --target {gpu} is the image for GPUs")
     return cpu, why

@@ -94,6 +94,7 @@ class RehearsalSandbox(Sandbox):
     def set_up(self) -> None:
         """Create the network and the buckets, and start the sidecars."""
         self._buckets.mkdir(parents=True, exist_ok=True)
+        self._engine.require_folder(self._image.id, str(self._buckets.resolve()))
         self._modes = {one: stat.S_IMODE(one.stat().st_mode) for one in self._buckets.iterdir()}
         for bucket in self._names:
             self._open(self._buckets / bucket)

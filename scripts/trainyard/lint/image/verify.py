@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from trainyard.common import rule_engine, stages
 from trainyard.common.context import Context
-from trainyard.common.docker_engine import OWNER
+from trainyard.common.docker_engine import OWNER, owner_name
 from trainyard.common.errors import StepFailed
 from trainyard.common.rule_engine import Finding
 from trainyard.lint import waivers
@@ -69,7 +69,7 @@ def gather(recipe: Recipe | None, reference: str, context: Context) -> Evidence:
             failed = recipe is not None or isinstance(error, probe_runner.ProbeFailed)
             inside = dataclasses.replace(probe_runner.NOTHING, error=str(error) if failed else "")
         except BaseException:  # Ctrl-C: the other thread waits for its container
-            remove_labelled(engine, f"{OWNER}={os.getpid()}")
+            remove_labelled(engine, f"{OWNER}={owner_name(os.getpid())}")
             raise
         return Evidence(
             recipe=recipe,
