@@ -33,6 +33,7 @@ from trainyard.workspace import (
 )
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.python_survey import Source, Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
@@ -59,6 +60,12 @@ _OTHER_PURPOSE = re.compile(
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
+
+#: Documents and scripts that show how programs are started, and the lines that do.
+_DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
+_STARTS = re.compile(
+    r"(?m)\b(?:python3?|torchrun|accelerate launch)\b[^\n|;&]*?\s(-m\s+(?!torch)[\w.]+|[\w./-]+\.py)\b"
+)
 
 #: Files that name a Python for tools, and the line that does: https://docs.astral.sh/uv/concepts/python-versions/,
 #: https://devcenter.heroku.com/articles/python-runtimes, https://mybinder.readthedocs.io/en/latest/using/config_files.html
@@ -213,6 +220,11 @@ class Repository:
         if command:
             code = self._without_refused(code, target, {source.path for source in closure}, notes)
         environment = _keras_environment(survey, framework, reasons)
+        if command and (above := self.sources.above(closure[0], command.words) if closure else []):
+            environment["PYTHONPATH"] = ":".join(f"{FOLDER}/{folder}" for folder in above)
+            reasons[f"environment: PYTHONPATH={environment['PYTHONPATH']}"] = (
+                f"{command.path} imports modules of {' and '.join(above)}"
+            )
         words = run or (command.command if command else "")
         if not words:
             notes.append(f"no command that trains was found: write 'run' in {workspace.FILE}")
@@ -226,9 +238,9 @@ class Repository:
             reasons[f"run: {words}"] = command.why
         if words:
             first = short_run.propose(shlex.split(words), script, self.sources, self.names).words
+            tried = f"the command with {shlex.join(first)}" if first else "the command"
             reasons["smoke: none yet"] = (
-                f"'trainyard image' tries the command{' with ' * bool(first)}{shlex.join(first)}, and writes what passes; "
-                "'trainyard push' needs it"
+                f"'trainyard image' tries {tried}, and writes what passes; 'trainyard push' needs it"
             )
         text = (self.project.name if self.project else "") or self.folder.name
         image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
@@ -474,6 +486,13 @@ def _name_rank(name: str) -> int:
     return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
 
 
+def _documented(folder: Path, names: Sequence[str]) -> set[str]:
+    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``."""
+    documents = [folder / name for name in names if _DOCUMENT.search(name)]
+    texts = [text_of(document) for document in documents if not document.is_symlink()]
+    return {" ".join(match[1].removeprefix("./").split()) for text in texts for match in _STARTS.finditer(text)}
+
+
 def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str]) -> list[Candidate]:
     """Return the commands that may train, the likeliest first: a shell script if there is no other.
 
@@ -489,7 +508,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         for command, target in scripts.items()
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
-    commands = []
+    commands, said = [], _documented(folder, names)
     for source, command, target in programs:
         *_, parent, file = ["", *source.path.split("/")]
         main = source.main or file == "__main__.py" or bool(command)
@@ -503,7 +522,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         depth = -1 if command else source.path.count("/")
         commands.append(
             Candidate(
-                (command,) if command else sources.run_as(source),
+                (command,) if command else sources.run_as(source, said),
                 source.path,
                 f"a command of the project, {target}" if command else why,
                 # A file with a name for training comes before one that only trains, and examples before what is deep.

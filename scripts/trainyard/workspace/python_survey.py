@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -233,9 +233,18 @@ class Sources:
         inside = path.removeprefix(f"{folder}/") if folder else path
         return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    def run_as(self, source: Source) -> tuple[str, ...]:
-        """Return the command that runs a file: by its path, or as a module where it belongs to a package."""
+    def run_as(self, source: Source, said: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the command that runs a file: as it is said, by its path, or as a module where it is in a package.
+
+        Args:
+            said: what the repository's documents give to Python: paths, and modules with ``-m`` before them.
+        """
         folder = source.path.rpartition("/")[0]
+        modules = {f"-m {self.module(source.path, root)}" for root in ("", "src")}
+        if by_module := sorted(modules & set(said)):
+            return ("python", *by_module[0].split())
+        if source.path in said:
+            return ("python", source.path)
         if folder in self._packages:
             while folder in self._packages:
                 folder = folder.rpartition("/")[0]
@@ -244,6 +253,22 @@ class Sources:
         else:
             return ("python", source.path)
         return ("python", "-m", self.module(source.path, folder).removesuffix(".__main__"))
+
+    def above(self, source: Source, words: Sequence[str]) -> list[str]:
+        """Return the folders above a program, in its package, that alone have modules which its code imports.
+
+        Args:
+            words: the command, whose Python has the folder of the program on its module path if it names the file.
+        """
+        found: dict[str, None] = {}
+        known = {"", "src", *self._roots} | ({source.path.rpartition("/")[0]} if source.path in words else set())
+        for one in self.closure(source.path):
+            for statement in one.imports:
+                path = None if statement.level else self.resolve(statement, one)
+                root = re.split(rf"/{re.escape(statement.top)}(?:/|\.py)", path)[0] if path else ""
+                if root not in (path, *known) and source.path.startswith(f"{root}/"):
+                    found[root] = None
+        return list(found)
 
     def of_module(self, name: str) -> Source | None:
         """Return the file of a module of the repository; None if it has none of this name."""
@@ -263,6 +288,8 @@ class Sources:
             bases = [[]]
         else:
             bases = [folder, []]
+            if not import_names.proposed(parts[0]):
+                bases += [folder[:depth] for depth in range(len(folder) - 1, 0, -1)]
         names = (".".join([*base, *parts[:count]]) for base in bases for count in range(len(parts), 0, -1))
         return next((self._modules[name] for name in names if name in self._modules), None)
 

@@ -34,16 +34,12 @@ _NUMBER = re.compile(r"(^|-)(batch|size|num|n|epochs?|steps?|iters?|seed|gpus?|w
 _NAME = re.compile(r"(^|-)(name|tag|id|project|experiment|comment)(-|$)")
 _FIRST_CONFIGS = re.compile(r"tiny|debug|toy|smoke|mini|small|test|example|default|base")
 
-#: Option -> the value with which a program needs no GPU, no account of a tracker, little memory; "" of switches. Words
-#: of https://docs.pytorch.org/docs/stable/notes/cuda.html and https://lightning.ai/docs/pytorch/stable/common/trainer.html
+#: Option -> the value with which a program needs no GPU, no account of a tracker, little memory. Words of
+#: https://docs.pytorch.org/docs/stable/notes/cuda.html and https://lightning.ai/docs/pytorch/stable/common/trainer.html
 _WITHOUT_GPU = {
-    "device": "cpu",
-    "accelerator": "cpu",
-    "devices": "1",
-    "gpus": "0",
-    "num-gpus": "0",
-    "n-gpu": "0",
-} | dict.fromkeys(("cuda", "use-cuda", "use-gpu", "compile"), "False")
+    **{"device": "cpu", "accelerator": "cpu", "devices": "1", "gpus": "0", "num-gpus": "0", "n-gpu": "0"},
+    **dict.fromkeys(("cuda", "use-cuda", "use-gpu", "compile"), "False"),
+}
 _WITHOUT_GPU_SWITCHES = ("no-cuda", "cpu", "no-gpu", "use-cpu", "no-accel", "force-cpu", "cpu-only", "disable-cuda")
 _WITHOUT_TRACKER = {"report-to": "none", "wandb-mode": "offline", "wandb-log": "False", "use-wandb": "False"}
 _WITHOUT_TRACKER_SWITCHES = ("no-wandb", "disable-wandb", "wandb-disabled", "no-log")
@@ -183,7 +179,7 @@ class ShortRun:
     def _fill(self, name: str) -> str:
         """Give a required option a value that its name tells; return what only the user knows, empty if it has one."""
         word = Option(name, 0, False, False).word
-        option = self.options.get(word) or Option(name, 0, True, False)
+        option = self.options.get(word) or Option(name, 0, True, False, (), "." in name)
         value = ""
         if option.choices:
             value = option.choices[0]
@@ -212,8 +208,10 @@ def _limiting() -> dict[str, str]:
 def _said(pattern: re.Pattern[str], error: str) -> list[str]:
     """Return the options that a parser names in the last line that it has about them."""
     found = list(pattern.finditer(error))
-    words = next(filter(None, found[-1].groups()), "") if found else ""
-    return [name for word in re.split(r"[,\s'\"/]+", words) if re.match(r"[-\w]", name := word.split("=")[0])]
+    words = found[-1][found[-1].lastgroup or 0] if found else ""
+    names = [name for word in re.split(r"[,\s'\"/]+", words) if re.match(r"[-\w]", name := word.split("=")[0])]
+    # These two name an option without its dashes.
+    return [f"--{name}" for name in names] if found and found[-1].lastgroup in ("absl", "fire") else names
 
 
 def program_of(words: Sequence[str], sources: Sources, scripts: Mapping[str, str]) -> str:
