@@ -120,6 +120,53 @@ def test_a_package_in_src_with_a_command_of_the_project(proposed: Proposed) -> N
     assert (document["name"], document["requirements"], document["run"]) == ("my-model", "pyproject.toml", "my-train")
 
 
+@pytest.mark.parametrize(
+    ("files", "run", "path"),
+    [
+        # Modules that only a folder above the program has, which is a package itself.
+        (
+            {
+                "training/__init__.py": "",
+                "training/swin/__init__.py": "",
+                "training/swin/net.py": "import torch\n",
+                "training/swin/train.py": TRAIN.format(more="from swin.net import Net"),
+            },
+            "python -m training.swin.train",
+            "/workspace/training",
+        ),
+        # The folder of the module itself.
+        (
+            {"deep/pack/__init__.py": "", "deep/pack/train.py": TRAIN.format(more="from pack import net")}
+            | {"deep/pack/net.py": "import torch\n"},
+            "python -m pack.train",
+            "/workspace/deep",
+        ),
+        # How the documents start it.
+        (
+            {
+                "scripts/train.py": TRAIN.format(more=""),
+                "README.md": "    torchrun --nproc_per_node=8 -m scripts.train\n",
+            },
+            "python -m scripts.train",
+            None,
+        ),
+        (
+            {"pack/__init__.py": "", "pack/train.py": TRAIN.format(more="import beside"), "pack/beside.py": ""}
+            | {"README.md": "Run `python pack/train.py --epochs 3`.\n"},
+            "python pack/train.py",
+            None,
+        ),
+    ],
+)
+def test_a_program_is_started_as_its_documents_and_imports_need_it(
+    proposed: Proposed, files: dict[str, str], run: str, path: str | None
+) -> None:
+    document, said = proposed(files)
+    assert document["run"] == run
+    assert document.get("environment") == ({"PYTHONPATH": path} if path else None)
+    assert "add the package" not in said
+
+
 def test_a_module_of_a_package_is_run_with_m(proposed: Proposed) -> None:
     files = {
         "src/mymodel/__init__.py": "",

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 HELP_SECONDS, IMPORT_SECONDS = 20, 300
 
 #: Seconds over which a run that goes on is measured.
-_SAMPLE = 3
+_SAMPLE = 5
 
 #: What a failure with ``--help`` says, unless something else is known to do.
 _ADDED = (
@@ -243,7 +243,8 @@ class Attempt:
     """Describe a run that is watched for a while.
 
     Attributes:
-        alive: it was ended then. ``working``: it used a fifth of a CPU or printed something at the end of that time.
+        alive: it was ended then. ``working``: at the end of that time it printed something, or used a
+            hundredth of a CPU: more than what waits, and what a program gets on a machine that is overloaded.
         seconds: that it took. ``importing``: what it still imported.
     """
 
@@ -392,7 +393,7 @@ class Tester:
                 status = containers.wait(container, _SAMPLE)
                 after = sandbox.statistics(container)
                 used = [one.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) for one in (before, after)]
-                working = status is None and (used[1] - used[0] > 2e8 * _SAMPLE or len(container.logs()) > said)
+                working = status is None and (used[1] - used[0] > 1e7 * _SAMPLE or len(container.logs()) > said)
                 seconds += _SAMPLE
             alive = status is None
             run = self.ended(sandbox, container, containers.stop(container, 5)[0] if status is None else status)

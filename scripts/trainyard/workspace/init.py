@@ -220,10 +220,12 @@ class Repository:
         if command:
             code = self._without_refused(code, target, {source.path for source in closure}, notes)
         environment = _keras_environment(survey, framework, reasons)
-        if command and (above := self.sources.above(closure[0], command.words) if closure else []):
+        roots = [os.path.relpath(root, self.folder) for root in self.project.import_roots] if self.project else []
+        above = self.sources.above(closure[0], command.words, ("src", *roots)) if command and closure else []
+        if command and above:
             environment["PYTHONPATH"] = ":".join(f"{FOLDER}/{folder}" for folder in above)
             reasons[f"environment: PYTHONPATH={environment['PYTHONPATH']}"] = (
-                f"{command.path} imports modules of {' and '.join(above)}"
+                f"{command.path} needs modules of {' and '.join(above)}"
             )
         words = run or (command.command if command else "")
         if not words:

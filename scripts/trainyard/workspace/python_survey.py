@@ -254,21 +254,23 @@ class Sources:
             return ("python", source.path)
         return ("python", "-m", self.module(source.path, folder).removesuffix(".__main__"))
 
-    def above(self, source: Source, words: Sequence[str]) -> list[str]:
-        """Return the folders above a program, in its package, that alone have modules which its code imports.
+    def above(self, source: Source, words: Sequence[str], roots: Collection[str]) -> list[str]:
+        """Return the folders above a program that alone have the module of its command, or modules that it imports.
 
         Args:
-            words: the command, whose Python has the folder of the program on its module path if it names the file.
+            words: the command; Python has the folder of a program that it is given by its path on the module path.
+            roots: the folders that are on it in any case.
         """
-        found: dict[str, None] = {}
-        known = {"", "src", *self._roots} | ({source.path.rpartition("/")[0]} if source.path in words else set())
+        own = source.path.rpartition("/")[0] if source.path in words else ""
+        module = words[words.index("-m") + 1].replace(".", "/") if "-m" in words else ""
+        program = source.path.removesuffix(".py").removesuffix("/__main__")
+        needed = [program.removesuffix(module).rstrip("/")] if module and program.endswith(module) else []
         for one in self.closure(source.path):
             for statement in one.imports:
                 path = None if statement.level else self.resolve(statement, one)
-                root = re.split(rf"/{re.escape(statement.top)}(?:/|\.py)", path)[0] if path else ""
-                if root not in (path, *known) and source.path.startswith(f"{root}/"):
-                    found[root] = None
-        return list(found)
+                folder = re.split(rf"(?:^|/){re.escape(statement.top)}(?:/|\.py)", path)[0] if path else ""
+                needed += [folder] if source.path.startswith(f"{folder}/") else []
+        return list(dict.fromkeys(one for one in needed if one not in ("", own, *roots)))
 
     def of_module(self, name: str) -> Source | None:
         """Return the file of a module of the repository; None if it has none of this name."""
