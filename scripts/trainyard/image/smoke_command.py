@@ -358,7 +358,8 @@ class Tester:
             if status is None:
                 run = self.ended(sandbox, container, containers.stop(container, 5)[0])
                 if importing:
-                    self.fail(run, f"{self.explain.key('run')}: still {importing} after {seconds:.0f} s{_ADDED}")
+                    limit = IMPORT_SECONDS * self._longer
+                    self.fail(run, f"{self.explain.key('run')}: still {importing} after {limit} s{_ADDED}")
                 self.notes.append(f"it ignores --help and was ended after {seconds:.0f} s")
                 return
             run = self.ended(sandbox, container, status)
