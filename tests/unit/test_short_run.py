@@ -14,7 +14,7 @@ from trainyard.spec import model
 from trainyard.spec.yaml_source import plain, read
 from trainyard.workspace import short_run
 from trainyard.workspace.python_survey import Sources, files
-from trainyard.workspace.short_run import Met, ShortRun
+from trainyard.workspace.short_run import ShortRun
 
 #: Programs that train, each with the parser of another library, and the arguments of the first run.
 PROGRAMS = {
@@ -29,7 +29,6 @@ PROGRAMS = {
     "Hugging Face": ("transformers.HfArgumentParser((Mine, TrainingArguments))", ["--max_steps=2"]),
     "Fire": ("def main(num_epochs=9, lr=0.1): pass\n\nfire.Fire(main)", ["--num_epochs=1"]),
     "typer": ("@app.command()\ndef main(epochs: int = typer.Option(9)): pass", ["--epochs=1"]),
-    "draccus": ("class C:\n    steps: int = 9\n\n@draccus.wrap()\ndef main(cfg: C): pass", ["--steps=2"]),
     "a configurator": ("max_iters = 9\nexec(open('configurator.py').read())", ["--max_iters=2"]),
     "made-up data": ("p.add_argument('--epochs')\np.add_argument('--fake-data', action='store_true')",
                      ["--epochs=1", "--fake-data"]),
@@ -69,7 +68,7 @@ def test_hydras_files_tell_a_short_run(tmp_path: Path) -> None:
     )
     assert run.words == ("trainer.max_epochs=1",)
     run.seen.append(run.words)
-    assert run.correct(Met("RuntimeError: No CUDA GPUs are available", "no GPU")) == ""
+    assert run.correct("RuntimeError: No CUDA GPUs are available", "no GPU") == ""
     assert run.words == ("trainer.max_epochs=1", "trainer.accelerator=cpu")
 
 
@@ -146,7 +145,7 @@ def test_the_next_run_is_corrected_by_what_the_last_one_met(
 ) -> None:
     run = proposed(tmp_path, OPTIONS)
     run.seen.append(run.words)
-    assert run.correct(Met(error, "why", hosts)) == ""
+    assert run.correct(error, "why", hosts) == ""
     assert list(run.words) == words
 
 
@@ -162,14 +161,14 @@ def test_the_next_run_is_corrected_by_what_the_last_one_met(
 def test_what_no_argument_changes_is_said(tmp_path: Path, error: str, mounted: bool, missing: str) -> None:
     run = proposed(tmp_path, OPTIONS)
     run.seen.append(run.words)
-    assert missing in run.correct(Met(error, "why"))
+    assert missing in run.correct(error, "why")
 
 
 def test_data_that_is_given_is_read_when_it_is_missed(tmp_path: Path) -> None:
     run = proposed(tmp_path, "p.add_argument('--corpus', required=True)")
     assert run.words == ()
     run.mounted = True
-    assert run.correct(Met("error: the following arguments are required: --corpus", "why")) == ""
+    assert run.correct("error: the following arguments are required: --corpus", "why") == ""
     assert run.words == ("--corpus=/data",)
 
 
@@ -177,7 +176,7 @@ def test_no_arguments_are_tried_twice(tmp_path: Path) -> None:
     run = proposed(tmp_path, OPTIONS)
     for _ in range(2):
         run.seen.append(run.words)
-        missing = run.correct(Met("RuntimeError: Found no NVIDIA driver", "why"))
+        missing = run.correct("RuntimeError: Found no NVIDIA driver", "why")
     assert missing == "it needs a GPU: why"
 
 

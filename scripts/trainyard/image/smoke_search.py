@@ -24,7 +24,6 @@ from trainyard.image.smoke_failure import HostFiles, own_lines, tracebacks
 from trainyard.recipe import Recipe
 from trainyard.spec import repository_files, yaml_source
 from trainyard.spec.model import Spec, relative
-from trainyard.spec.workspace import FILE, SmokeRun
 from trainyard.workspace import python_projects, python_survey, short_run
 
 logger = logging.getLogger(__name__)
@@ -90,8 +89,8 @@ def search(engine: Engine, subject: Subject, run: short_run.ShortRun) -> tuple[d
         lines = own_lines(tried.run.lines)
         errors = [one.error for one in tracebacks(lines)][-2:]
         reason = tester.explain.of(tried.run)
-        met = short_run.Met("\n".join(errors or lines[-15:]), reason, tried.run.hosts, tried.run.out_of_memory)
-        missing = run.correct(met)
+        said, killed = "\n".join(errors or lines[-15:]), tried.run.out_of_memory
+        missing = run.correct(said, reason, tried.run.hosts, out_of_memory=killed)
         logger.info(f"try {number}, {shlex.join(words) or 'without arguments'}: {reason[:200]}")
         if missing:
             return {}, missing
@@ -122,11 +121,11 @@ def write(spec: Spec, smoke: dict[str, Any]) -> None:
     lines = "".join(f"  {key}: {one if isinstance(one, int) else quoted(one)}\n" for key, one in smoke.items())
     old = yaml_source.text(file)
     text = f"{_EXAMPLE.sub('', old).rstrip()}\nsmoke:\n{lines}"
-    shown = f"add to {relative(file)}: smoke: {quoted(smoke)}"
     try:
         (document,) = yaml_source.parse(text, file)
-        if yaml_source.plain(document["smoke"]) != smoke or not SmokeRun.model_validate(smoke):
-            raise UserError(shown)
-    except (UserError, TypeError, KeyError, ValueError):
-        raise UserError(f"{shown}, which the file's form does not let {FILE} be given") from None
+        same = yaml_source.plain(document["smoke"]) == smoke
+    except (UserError, TypeError, KeyError):
+        same = False
+    if not same:
+        raise UserError(f"{relative(file)}: not changed, as it is no block of YAML: add smoke: {quoted(smoke)}")
     repository_files.write(file.parent, file.name, text)

@@ -1,8 +1,8 @@
 """Read the options of a program's command line from its code, which is parsed, never imported or run.
 
-Of argparse, click and absl from the calls that declare them; of tyro, Hugging Face's parser, typer, Fire and wrappers
-of dataclasses from fields and parameters; of Hydra from its YAML files; of programs with a configurator from the names
-at their top, as in https://github.com/karpathy/nanoGPT/blob/master/configurator.py.
+Of argparse, click and absl from the calls that declare them; of tyro, Hugging Face's parser, typer and Fire from
+fields and parameters; of Hydra from its YAML files; of programs with a configurator from the names at their top, as in
+https://github.com/karpathy/nanoGPT/blob/master/configurator.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from trainyard.common.errors import UserError
 from trainyard.spec import yaml_source
 from trainyard.spec.repository_files import git_root, leads_out
 
-#: Calls that make options of the classes and functions that they are given, and decorators that make them of the one
-#: below; of the first three the options have dashes and switches.
-_TYPED = re.compile(r"(tyro)\.(cli|extras.*)|(typer)\.run|(?:\w+\.)?(HfArgumentParser|Fire)|(simple_parsing)\.parse")
-_WRAPPED = re.compile(r"(draccus|pyrallis|tyro)\.wrap")
+#: Calls that make options of the classes and functions that they are given; those that give them dashes and switches.
+_TYPED = re.compile(r"(tyro)\.(cli|extras.*)|(typer)\.run|(?:\w+\.)?(HfArgumentParser|Fire)")
 _DASHED = ("tyro", "typer")
 
 #: How deep dataclasses and files of Hydra may be in each other.
@@ -111,9 +109,6 @@ def of_types(tree: ast.Module, file: Path) -> Iterator[Option]:
                     yield from _of_hydra(decorator, file)
                 elif text.endswith(".command") and "typer" in ast.unparse(node.args):
                     yield from _of(node, named, True)
-                elif _WRAPPED.fullmatch(text) and node.args.args and node.args.args[0].annotation:
-                    kind = named.get(word_of(node.args.args[0].annotation))
-                    yield from _of(kind, named, False) if kind else ()
 
 
 def _of(
@@ -141,8 +136,7 @@ def _of(
             continue
         text, set_to = ast.unparse(kind) if kind else "", ast.unparse(value) if value else ""
         required = not set_to or set_to.startswith(("typer.Option(...", "typer.Argument(..."))
-        if set_to.startswith("field(") or set_to.startswith("dataclasses.field("):
-            required = "default" not in set_to
+        required |= set_to.startswith(("field(", "dataclasses.field(")) and "default" not in set_to
         choices = tuple(re.findall(r"'([^']*)'", text)) if "Literal[" in text else ()
         positional = set_to.startswith("typer.Argument")
         shown = f"{prefix}{name}".replace("_", "-") if dashed else f"{prefix}{name}"

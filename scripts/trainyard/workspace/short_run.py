@@ -77,20 +77,6 @@ _NOT_WRITABLE = re.compile(r"PermissionError|Read-only file system|Permission de
 LOSS = r"(?i)loss\W*\d"
 
 
-@dataclass(frozen=True)
-class Met:
-    """Say what a run that failed met.
-
-    Attributes:
-        error: its last lines, ``reason``: why it failed, in one line. ``hosts``: that it asked for.
-    """
-
-    error: str
-    reason: str
-    hosts: Sequence[str] = ()
-    out_of_memory: bool = False
-
-
 @dataclass
 class ShortRun:
     """Hold the arguments of the next run.
@@ -130,42 +116,44 @@ class ShortRun:
                 return new
         return False
 
-    def correct(self, met: Met) -> str:
-        """Correct the arguments by what a run with them met; return what is missing, empty if there is another try."""
-        missing = self._corrected(met)
-        if not missing and self.words in self.seen:
-            return met.reason
-        return missing
+    def correct(self, error: str, reason: str, hosts: Sequence[str] = (), *, out_of_memory: bool = False) -> str:
+        """Correct the arguments by what a run with them met; return what is missing, empty if there is another try.
 
-    def _corrected(self, met: Met) -> str:
-        if _CODE.search(met.error):
-            return met.reason
-        if names := _said(_REFUSED, met.error):
+        Args:
+            error: its last lines, ``reason``: why it failed, in one line. ``hosts``: that it asked for.
+        """
+        missing = self._corrected(error, reason, hosts, out_of_memory)
+        return missing or (reason if self.words in self.seen else "")
+
+    def _corrected(self, error: str, reason: str, hosts: Sequence[str], out_of_memory: bool) -> str:
+        if _CODE.search(error):
+            return reason
+        if names := _said(_REFUSED, error):
             removed = [self._refuse(name) for name in names]
-            return "" if any(removed) else met.reason
-        if names := _said(_REQUIRED, met.error):
+            return "" if any(removed) else reason
+        if names := _said(_REQUIRED, error):
             return next((why for name in names if (why := self._fill(name))), "")
-        if met.out_of_memory:
-            return "" if self._set(_LITTLE) else met.reason
-        if _NEEDS_GPU.search(met.error):
+        if out_of_memory:
+            return "" if self._set(_LITTLE) else reason
+        if _NEEDS_GPU.search(error):
             found = self._set(_WITHOUT_GPU, first=False) or self._set({}, _WITHOUT_GPU_SWITCHES)
-            return "" if found or self.words not in self.seen else f"it needs a GPU: {met.reason}"
-        if met.hosts:
+            return "" if found or self.words not in self.seen else f"it needs a GPU: {reason}"
+        if hosts:
             asked = self._set({}, _MADE_UP_DATA) or self._set(_WITHOUT_TRACKER, _WITHOUT_TRACKER_SWITCHES)
-            return "" if asked or self._read_data() else met.reason
-        if _NOT_WRITABLE.search(met.error):
+            return "" if asked or self._read_data() else reason
+        if _NOT_WRITABLE.search(error):
             writes = {name: "/output" for name in self.options if _OUTPUT.search(name)}
             self._set(writes, first=False)
-            return "" if self.words not in self.seen else met.reason
-        if _NO_FILE.search(met.error):
+            return "" if self.words not in self.seen else reason
+        if _NO_FILE.search(error):
             if self._set({}, _MADE_UP_DATA) or self._read_data():
                 return ""
-            return met.reason if self.mounted or self.data else f"{met.reason} (or 'trainyard image --data FOLDER')"
+            return reason if self.mounted or self.data else f"{reason} (or 'trainyard image --data FOLDER')"
         # A short run is a special case, that a schedule or a logger may not have thought of: a longer one is shortened.
         limits = [name for name in self.args if name in _limiting()]
         for name in limits:
             self._refuse(name)
-        return "" if limits else met.reason
+        return "" if limits else reason
 
     def _refuse(self, name: str) -> bool:
         word = Option(name, 0, False, False).word
