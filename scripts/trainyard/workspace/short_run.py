@@ -142,7 +142,8 @@ class ShortRun:
             asked = self._set({}, _MADE_UP_DATA) or self._set(_WITHOUT_TRACKER, _WITHOUT_TRACKER_SWITCHES)
             return "" if asked or self._read_data() else reason
         if _NOT_WRITABLE.search(error):
-            writes = {name: "/output" for name in self.options if _OUTPUT.search(name)}
+            places = (name for name in self.options if re.search(r"dir|path|folder|root|out(put)?$", name))
+            writes = {name: "/output" for name in places if _OUTPUT.search(name) or "outdir" in name}
             self._set(writes, first=False)
             return "" if self.words not in self.seen else reason
         if _NO_FILE.search(error):
