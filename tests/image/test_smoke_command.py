@@ -17,11 +17,12 @@ from tests import workspaces
 from tests.engine import CONTEXT, ENGINE
 from trainyard.common.errors import StepFailed, UserError
 from trainyard.common.settings import ROOT, state_folder
-from trainyard.image import base_image, recipes, smoke_command, smoke_test, workspace_files
+from trainyard.image import base_image, recipes, smoke_command, smoke_search, smoke_test, workspace_files
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.recipe import Recipe
 from trainyard.release import candidate
 from trainyard.spec import model, state
+from trainyard.workspace.short_run import ShortRun
 
 pytestmark = pytest.mark.concurrent
 
@@ -507,3 +508,57 @@ def test_an_image_without_the_launcher_is_not_one_of_trainyards(own_dockerfile: 
         subject_of(own_dockerfile("[]", "", launcher=base))
     with pytest.raises(UserError, match=r"its ENTRYPOINT python3 train\.py does not start the launcher"):
         subject_of(own_dockerfile("[]", "", 'ENTRYPOINT ["python3", "train.py"]\n'))
+
+
+#: Trains for as long as --epochs says, on a GPU unless it is told otherwise, and needs a place for what it writes.
+TRAINS = """
+import argparse, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--device", default="cuda")
+parser.add_argument("--epochs", type=int, default=10**6)
+parser.add_argument("--work", required=True)
+args = parser.parse_args()
+if args.device == "cuda":
+    raise RuntimeError("Found no NVIDIA driver on your system.")
+open(f"{args.work}/weights", "w").close()
+for epoch in range(args.epochs):
+    time.sleep(0.01)
+    print(f"epoch {epoch} loss: {1 / (1 + epoch):.3f}")
+"""
+
+
+def test_the_smoke_test_is_found_and_written(make: Callable[..., Made]) -> None:
+    spec, image = make("run: python3 train.py", **{"train.py": TRAINS})
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    recipe = recipe_of(spec)
+    ENGINE.image(image, made_by="").tag(*recipe.candidate.split(":"))
+    files = workspace_files.on_host(spec)
+    assert smoke_search.found(spec, files, recipe)
+    again = model.load(str(spec.folder))
+    smoke = again.workspace.document.smoke
+    assert smoke and (smoke.args, smoke.seconds) == (["--epochs=1", "--work=/output", "--device=cpu"], None)
+    assert again.workspace.level == "trained"
+    assert not smoke_search.found(again, files, recipe), "what is written is the user's"
+
+
+@pytest.mark.parametrize(
+    ("text", "shortened", "said"),
+    [
+        ("while True: print('loss 0.5', flush=True); time.sleep(0.2)", True, "and was ended"),
+        ("while True: pass", True, "and was ended"),
+        ("time.sleep(999)", False, "neither used a CPU nor printed anything"),
+        ("open('flowers/1.jpg')", False, "'flowers/1.jpg'"),
+        ("import einops", False, "add it to requirements"),
+    ],
+)
+def test_a_run_that_goes_on_is_shortened_if_it_works(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch, text: str, shortened: bool, said: str
+) -> None:
+    monkeypatch.setattr(smoke_search, "WATCHED", 3)
+    spec, image = make("run: python3 train.py", **{"train.py": f"import time\n{text}\n"})
+    subject = smoke_command.Subject(image, ("python3", "train.py"), files=workspace_files.on_host(spec))
+    subject = dataclasses.replace(subject, start=("--", *subject.command))
+    smoke, told = smoke_search.search(ENGINE, subject, ShortRun())
+    assert (bool(smoke), smoke.get("for", 0) > 0) == (shortened, shortened)
+    assert said in told
+    assert ("expect" in smoke) == ("loss" in text)

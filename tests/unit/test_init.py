@@ -98,8 +98,8 @@ def test_a_standalone_script_with_requirements(proposed: Proposed) -> None:
         "requirements": "requirements.txt",
         "code": ["."],
         "run": "python train.py",
-        "smoke": {"args": ["--epochs=1"]},
     }
+    assert "smoke: none yet ('trainyard image' tries the command with --epochs=1, and writes what passes" in said
     assert "extends: cpu (train.py:2 uses torch)\n" in said
     assert "requirements: requirements.txt (it lists requirements)\n" in said
 
@@ -118,7 +118,53 @@ def test_a_package_in_src_with_a_command_of_the_project(proposed: Proposed) -> N
     }
     document, _ = proposed(files)
     assert (document["name"], document["requirements"], document["run"]) == ("my-model", "pyproject.toml", "my-train")
-    assert document["smoke"] == {"args": ["--epochs=1"]}
+
+
+@pytest.mark.parametrize(
+    ("files", "run", "path"),
+    [
+        # Modules that only a folder above the program has, which is a package itself.
+        (
+            {
+                "training/__init__.py": "",
+                "training/swin/__init__.py": "",
+                "training/swin/net.py": "import torch\n",
+                "training/swin/train.py": TRAIN.format(more="from swin.net import Net"),
+            },
+            "python -m training.swin.train",
+            "/workspace/training",
+        ),
+        # The folder of the module itself.
+        (
+            {"deep/pack/__init__.py": "", "deep/pack/train.py": TRAIN.format(more="from pack import net")}
+            | {"deep/pack/net.py": "import torch\n"},
+            "python -m pack.train",
+            "/workspace/deep",
+        ),
+        # How the documents start it.
+        (
+            {
+                "scripts/train.py": TRAIN.format(more=""),
+                "README.md": "    torchrun --nproc_per_node=8 -m scripts.train\n",
+            },
+            "python -m scripts.train",
+            None,
+        ),
+        (
+            {"pack/__init__.py": "", "pack/train.py": TRAIN.format(more="import beside"), "pack/beside.py": ""}
+            | {"README.md": "Run `python pack/train.py --epochs 3`.\n"},
+            "python pack/train.py",
+            None,
+        ),
+    ],
+)
+def test_a_program_is_started_as_its_documents_and_imports_need_it(
+    proposed: Proposed, files: dict[str, str], run: str, path: str | None
+) -> None:
+    document, said = proposed(files)
+    assert document["run"] == run
+    assert document.get("environment") == ({"PYTHONPATH": path} if path else None)
+    assert "add the package" not in said
 
 
 def test_a_module_of_a_package_is_run_with_m(proposed: Proposed) -> None:
@@ -448,7 +494,7 @@ def test_a_library_with_several_backends_gets_that_of_the_target_alone(proposed:
     assert "requirements" not in document
 
 
-# Commands and smoke runs
+# Commands
 
 
 def test_the_file_that_trains_is_preferred(proposed: Proposed) -> None:
@@ -501,18 +547,6 @@ def test_a_shell_script_is_run_if_no_python_file_trains(proposed: Proposed) -> N
     assert folder_document["run"] == "bash train.sh"
 
 
-def test_the_arguments_that_a_program_needs_are_the_users(proposed: Proposed) -> None:
-    """They are named in the file, and are part of the command that is asked for on a terminal, or of --run."""
-    script = TRAIN.format(more="").replace(
-        "    args =", '    parser.add_argument("--config", required=True)\n    args ='
-    )
-    document, _ = proposed({"run.py": script})
-    assert document["run"] == "python run.py"
-    assert "\n# Not proposed: it needs --config (run.py:8).\n" in Path("trainyard.yaml").read_text(encoding="utf-8")
-    Path("trainyard.yaml").unlink()
-    assert init.Repository(Path.cwd()).propose(run="python run.py --config a.yaml").smoke.obstacle == ""
-
-
 @pytest.mark.parametrize("words", [(), ("--yes",)])
 def test_which_of_two_files_that_train_alike_is_a_question(
     repository: Callable[..., Path], trainyard: Command, words: tuple[str, ...]
@@ -538,93 +572,6 @@ def test_many_files_that_train_alike_are_one_short_line(tmp_path: Path) -> None:
         .propose()
         .question.startswith("0/train.py, 1/train.py, 2/train.py and 6 others are equally likely: ")
     )
-
-
-#: A training loop of reinforcement learning, in the manner of CleanRL.
-ROLLOUTS = """\
-import argparse
-import torch
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--total-timesteps", type=int, default=500000)
-    parser.add_argument("--num-steps", type=int, default=128)
-    {more}
-    args = parser.parse_args()
-    for update in {outer}:
-        for step in {inner}:
-            loss = torch.zeros(1, requires_grad=True).sum()
-        loss.backward()
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.parametrize("inner", ["range(0, args.num_steps)", "tqdm(range(args.num_steps))", "trange(num_steps)"])
-def test_steps_of_a_loop_inside_another_loop_limit_no_run(proposed: Proposed, inner: str) -> None:
-    script = ROLLOUTS.format(outer="range(args.total_timesteps // 128)", inner=inner, more="")
-    document, _ = proposed({"train.py": script})
-    written = Path("trainyard.yaml").read_text()
-    assert "smoke" not in document
-    assert "\n# Not proposed: no option that limits the training was found" in written
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner", "more", "args"),
-    [
-        ("range(args.num_steps)", "range(8)", "", "--num-steps=2"),
-        ("range(1)", "range(args.num_steps)", 'parser.add_argument("--epochs", type=int)', "--epochs=1"),
-        ("range(5)", "range(args.epochs)", 'parser.add_argument("--epochs", type=int)', "--num-steps=2"),
-    ],
-)
-def test_the_option_that_is_proposed_limits_the_run(
-    proposed: Proposed, outer: str, inner: str, more: str, args: str
-) -> None:
-    document, _ = proposed({"train.py": ROLLOUTS.format(outer=outer, inner=inner, more=more)})
-    assert document["smoke"] == {"args": [args]}
-
-
-@pytest.mark.parametrize(
-    ("line", "obstacle"),
-    [
-        ('parser.add_argument("--data", required=True)', "it needs --data (train.py:8)"),
-        ('parser.add_argument("folder")', "it needs folder (train.py:8)"),
-        (
-            'from torchvision.datasets import MNIST; MNIST(".", download=True)',
-            "train.py:8 downloads (MNIST(download=True))",
-        ),
-    ],
-)
-def test_what_would_prevent_a_short_run_is_a_comment(proposed: Proposed, line: str, obstacle: str) -> None:
-    text = TRAIN.format(more="").replace("    args =", f"    {line}\n    args =")
-    document, _ = proposed({"train.py": text})
-    written = Path("trainyard.yaml").read_text(encoding="utf-8")
-    assert "smoke" not in document
-    assert f"\n# Not proposed: {obstacle}" in written
-    assert "\n# smoke:\n#   args: [--epochs=1]\n" in written
-
-
-@pytest.mark.parametrize("options", ["TrainingArguments", "(Mine, transformers.Seq2SeqTrainingArguments)"])
-def test_hugging_faces_options_limit_a_run(proposed: Proposed, options: str) -> None:
-    script = TRAIN.format(
-        more="import transformers\nfrom transformers import HfArgumentParser, TrainingArguments"
-    ).replace('parser.add_argument("--epochs", type=int, default=10)', f"parser = HfArgumentParser({options})")
-    assert proposed({"train.py": script})[0]["smoke"] == {"args": ["--max_steps=2"]}
-
-
-def test_made_up_data_is_taken(proposed: Proposed) -> None:
-    more = "def options(parser):\n    parser.add_argument('--fake-data', action='store_true')\n"
-    document, _ = proposed({"train.py": TRAIN.format(more=more)})
-    assert document["smoke"] == {"args": ["--epochs=1", "--fake-data"]}
-
-
-def test_data_of_the_tests_is_taken(proposed: Proposed) -> None:
-    text = TRAIN.format(more="").replace(
-        "    args =", '    parser.add_argument("--data-dir", required=True)\n    args ='
-    )
-    document, _ = proposed({"train.py": text, "tests/data/a.txt": "1\n"})
-    assert document["smoke"] == {"args": ["--epochs=1", "--data-dir=/data"], "data": "tests/data"}
 
 
 @pytest.mark.parametrize("git", [False, True])

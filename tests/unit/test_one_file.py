@@ -54,8 +54,8 @@ def write(folder: Path, files: dict[str, str]) -> None:
             {"extends": "tf-gpu", "system": ["libgl1"], "requirements": "train.py"},
         ),
         (
-            {"train.py": TRAIN + "argparse.ArgumentParser().add_argument('--epochs', type=int)\n"},
-            {"smoke": {"args": ["--epochs=1"]}},
+            {"train.py": TRAIN, ".trainyard/train.py.yaml": "extends: tf-cpu\nsmoke: {args: [--epochs=1]}\n"},
+            {"smoke": {"args": ["--epochs=1"]}},  # what 'trainyard image' has found stays
         ),
     ],
 )  # fmt: skip

@@ -55,7 +55,8 @@ def command(
     """Build TARGET's image, verify it and test it; only if it passes, tag it trainyard:<target>.
 
     A target of the catalogue trains. In a user's repository, the command 'run' of trainyard.yaml is run as 'smoke'
-    says, offline without --smoke-network, or is started with --help. If it fails, the candidate
+    says, offline without --smoke-network. Without 'smoke', arguments for a short run are tried in the image, and those
+    that pass are written to trainyard.yaml; if none do, it is started with --help. If it fails, the candidate
     trainyard:<target>-candidate is kept for inspection, and the tags stay as they were.
 
     Where the base of an upstream nightly is out of reach, its fallback is built, under the name of that
@@ -77,8 +78,11 @@ def command(
 
 
 def _made(context: Context, target: str | None, events: int | None, **how: Any) -> dict[str, Any]:
+    import contextlib
+    import functools
+
     from trainyard.common import console, errors
-    from trainyard.image import build, fallback, planning, smoke_test, workspace_files
+    from trainyard.image import build, fallback, planning, smoke_search, smoke_test, workspace_files
     from trainyard.release import candidate
     from trainyard.release import events as progress
     from trainyard.workspace.loading import load
@@ -91,8 +95,14 @@ def _made(context: Context, target: str | None, events: int | None, **how: Any) 
         files = workspace_files.on_host(spec)
         smoke_test.network_of(spec.local_name, files, context)  # refuses an option before anything is resolved
         context.engine.set_up_in_checkout()
-        with planning.planned(spec) as plan:
-            made = candidate.make(plan, files, emit=emit, show=console.show, **how)
+        made = None
+        while made is None:
+            with planning.planned(spec) as plan, contextlib.suppress(candidate.Rewritten):
+                find = functools.partial(smoke_search.found, spec, files)
+                made = candidate.make(plan, files, emit=emit, show=console.show, find=find, **how)
+            if made is None:
+                spec = load(target, context=context)
+                files = workspace_files.on_host(spec)
     except (errors.UserError, errors.StepFailed, OSError) as error:
         emit("failed", reason=str(error))
         raise

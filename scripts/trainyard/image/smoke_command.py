@@ -58,6 +58,9 @@ logger = logging.getLogger(__name__)
 #: over 20 on busy ones.
 HELP_SECONDS, IMPORT_SECONDS = 20, 300
 
+#: Seconds over which a run that goes on is measured.
+_SAMPLE = 5
+
 #: What a failure with ``--help`` says, unless something else is known to do.
 _ADDED = (
     f": Trainyard added --help, as {FILE} has no smoke: write 'smoke: {{args: [--epochs=1], expect: loss}}' there, "
@@ -236,6 +239,23 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """Describe a run that is watched for a while.
+
+    Attributes:
+        alive: it was ended then. ``working``: at the end of that time it printed something, or used a
+            hundredth of a CPU: more than what waits, and what a program gets on a machine that is overloaded.
+        seconds: that it took. ``importing``: what it still imported.
+    """
+
+    run: Run
+    alive: bool
+    working: bool
+    seconds: float
+    importing: str
+
+
+@dataclass(frozen=True)
 class Stopped:
     """Describe a run that was ended with SIGTERM.
 
@@ -334,23 +354,51 @@ class Tester:
         with self.sandbox() as sandbox:
             self.explain.otherwise = _ADDED
             container = self.start(sandbox, ["--help"])
-            status, started, limit = None, time.monotonic(), IMPORT_SECONDS * self._longer
-            while status is None:
-                status, seconds = containers.wait(container, 1), time.monotonic() - started
-                count, _, doing = sandbox.run(_DOING).strip().partition(" ")
-                own = int(count or 0) >= 2 * HELP_SECONDS
-                if status is None and (own or seconds > (limit if doing else 3 * HELP_SECONDS * self._longer)):
-                    run = self.ended(sandbox, container, containers.stop(container, 5)[0])
-                    if not own and doing.startswith("importing"):
-                        self.fail(run, f"{self.explain.key('run')}: still {doing} after {limit} s{_ADDED}")
-                    self.notes.append(f"it ignores --help and was ended after {seconds:.0f} s")
-                    return
+            status, importing, seconds = self._observe(sandbox, container, HELP_SECONDS)
+            if status is None:
+                run = self.ended(sandbox, container, containers.stop(container, 5)[0])
+                if importing:
+                    limit = IMPORT_SECONDS * self._longer
+                    self.fail(run, f"{self.explain.key('run')}: still {importing} after {limit} s{_ADDED}")
+                self.notes.append(f"it ignores --help and was ended after {seconds:.0f} s")
+                return
             run = self.ended(sandbox, container, status)
             if status and (status > 128 or not help_passes(run.lines)):
                 self.fail(run, self.explain.of(run))
             if status:
                 self.notes.append(f"it has no --help (exit status {status})")
             self.note(run, container)
+
+    def _observe(self, sandbox: SmokeSandbox, container: Container, own: int) -> tuple[int | None, str, float]:
+        """Wait until a command ends, or has run its own code for ``own`` seconds, imports not counted.
+
+        Returns:
+            Its exit status, None if it runs; what it imports if it has imported for too long; and the seconds.
+        """
+        started = time.monotonic()
+        while True:
+            status, seconds = containers.wait(container, 1), time.monotonic() - started
+            count, _, doing = sandbox.run(_DOING).strip().partition(" ")
+            enough = int(count or 0) >= 2 * own
+            if status is not None or enough or seconds > (IMPORT_SECONDS if doing else 3 * own) * self._longer:
+                return status, "" if enough or not doing.startswith("importing") else doing, seconds
+
+    def attempt(self, arguments: Sequence[str], own: int) -> Attempt:
+        """Run the command until it ends, or has run its own code for ``own`` seconds, and return what was seen."""
+        with self.sandbox() as sandbox:
+            container = self.start(sandbox, arguments)
+            status, importing, seconds = self._observe(sandbox, container, own)
+            working = False
+            if status is None:
+                before, said = sandbox.statistics(container), len(container.logs())
+                status = containers.wait(container, _SAMPLE)
+                after = sandbox.statistics(container)
+                used = [one.get("cpu_stats", {}).get("cpu_usage", {}).get("total_usage", 0) for one in (before, after)]
+                working = status is None and (used[1] - used[0] > 1e7 * _SAMPLE or len(container.logs()) > said)
+                seconds += _SAMPLE
+            alive = status is None
+            run = self.ended(sandbox, container, containers.stop(container, 5)[0] if status is None else status)
+            return Attempt(run, alive, working and not importing, seconds, importing)
 
     def check_run(self, smoke: Command) -> Progress:
         """Run the command to its end, and return when half of it was done.

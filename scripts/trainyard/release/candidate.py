@@ -46,6 +46,10 @@ _OF_PACKAGES = ("pylock.", "Dockerfile")
 _LAUNCHER, _ABOUT = "/usr/local/bin/launch", recipes.PATH
 
 
+class Rewritten(Exception):
+    """Tell that the trainyard.yaml of an image that was built has a smoke test now: it is to be made again."""
+
+
 def make(
     plan: Plan,
     files: HostFiles | None = None,
@@ -55,6 +59,7 @@ def make(
     force: bool = False,
     emit: events.Emit = events.ignore,
     show: Callable[[object], None] = verify.unseen,
+    find: Callable[[Recipe], bool] = lambda _: False,
 ) -> dict[str, Any]:
     """Build (:func:`trainyard.image.build.build`), verify, smoke-test and tag an image.
 
@@ -63,11 +68,14 @@ def make(
         force: verify and smoke-test again if this digest has passed before.
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
         show: see :func:`trainyard.lint.image.verify.verify`.
+        find: called with the recipe of an image that is verified and was not smoke-tested before; whether it has
+            changed its trainyard.yaml.
     Returns:
         ``image`` (its local reference), ``tag`` (the immutable one), the results of ``build``, ``verify`` and
         ``smoke``, and ``changed`` (see :func:`changed`).
     Raises:
         UserError, StepFailed: a stage failed; the candidate is kept for inspection and no other tag is set.
+        Rewritten: ``find`` has found a smoke test.
     """
     recipe, context, kept = plan.recipe, plan.context, plan.kept
     context.engine.require_emulation(recipe.platform)  # whatever the builder runs
@@ -89,6 +97,8 @@ def make(
                 verified = verified or verify.verify(recipe, recipe.candidate, context, show=show)
                 emit("stage", stage="smoke")
                 trained = None if force else _passed(kept, "smoke", digest)
+                if trained is None and find(recipe):
+                    raise Rewritten
                 trained = trained or smoke_test.smoke(recipe, recipe.candidate, context, files)
         image = context.engine.image(recipe.candidate, made_by=recipe.command("image"))
         for tag in (recipe.local_name, plan.built.tag):

@@ -26,12 +26,14 @@ from trainyard.workspace import (
     other_lists,
     python_projects,
     requirement_choice,
+    short_run,
     system_libraries,
     torch_variant,
     wheel_contents,
 )
 from trainyard.workspace.framework_survey import Survey
 from trainyard.workspace.framework_table import Name, table
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.python_survey import Source, Sources, files
 
 #: Where the schema is for editors, relative to trainyard.yaml. It is committed: the first line of trainyard.yaml names
@@ -59,6 +61,12 @@ _OTHER_PURPOSE = re.compile(
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 
+#: Documents and scripts that show how programs are started, and the lines that do.
+_DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
+_STARTS = re.compile(
+    r"(?m)\b(?:python3?|torchrun|accelerate launch)\b[^\n|;&]*?\s(-m\s+(?!torch)[\w.]+|[\w./-]+\.py)\b"
+)
+
 #: Files that name a Python for tools, and the line that does: https://docs.astral.sh/uv/concepts/python-versions/,
 #: https://devcenter.heroku.com/articles/python-runtimes, https://mybinder.readthedocs.io/en/latest/using/config_files.html
 _PYTHON_FILES = (".python-version", "runtime.txt")
@@ -66,20 +74,6 @@ _PYTHON = re.compile(r"(?m)^\s*(?:cpython[@-]|python-)?(3\.\d+)(?:\.\d+)?\s*(?:#
 
 #: What follows the name of a module in the path of its file.
 _MODULE = (".py", "/__init__.py")
-
-#: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
-#: schedules divide by the number of steps less one. Steps of a loop inside another loop limit no run: in reinforcement
-#: learning they are those of one rollout.
-_LIMITS = {
-    "2": "max-steps max-iters max-iter max-iterations num-steps n-steps total-steps train-steps num-iters steps "
-    "iterations iters",
-    "1": "epochs num-epochs n-epochs max-epochs num-train-epochs nepochs epoch",
-}
-
-#: Switches that replace the data set by made-up data; options that take its folder, and folders with data for tests.
-_MADE_UP_DATA = ("fake-data", "dummy", "dummy-data", "synthetic", "synthetic-data", "fast-dev-run", "dry-run")
-_DATA_OPTIONS = ("data-dir", "data-path", "data-root", "data", "dataset-dir")
-_DATA = ("tests/data", "test/data", "tests/fixtures/data", "sample_data", "sample-data", "data/sample", "data/samples")
 
 
 @dataclass(frozen=True)
@@ -100,15 +94,6 @@ class Candidate:
     def command(self) -> str:
         """Return the command as a shell reads it."""
         return shlex.join(self.words)
-
-
-@dataclass(frozen=True)
-class ShortRun:
-    """Arguments for a short run of a command; ``obstacle``: why it would not pass a smoke test, empty if it may."""
-
-    args: tuple[str, ...] = ()
-    data: str = ""
-    obstacle: str = ""
 
 
 @dataclass
@@ -133,7 +118,6 @@ class Proposal:
     environment: dict[str, str]
     code: list[str]
     run: str
-    smoke: ShortRun
     reasons: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -173,8 +157,8 @@ class Repository:
         self.project = None if program else python_projects.read(folder)
         self.one_file = program is not None
         self._shown = program.path if program else relative(folder)
-        scripts = self.project.scripts if self.project and self.project.installed else {}
-        self.commands = [program] if program else candidates(folder, self.names, self.sources, scripts)
+        self.scripts = self.project.scripts if self.project and self.project.installed else {}
+        self.commands = [program] if program else candidates(folder, self.names, self.sources, self.scripts)
 
     def propose(self, target: str | None = None, *, name: str | None = None, run: str | None = None) -> Proposal:
         """Return what trainyard.yaml is to hold.
@@ -236,8 +220,14 @@ class Repository:
         if command:
             code = self._without_refused(code, target, {source.path for source in closure}, notes)
         environment = _keras_environment(survey, framework, reasons)
+        roots = [os.path.relpath(root, self.folder) for root in self.project.import_roots] if self.project else []
+        above = self.sources.above(closure[0], command.words, ("src", *roots)) if command and closure else []
+        if command and above:
+            environment["PYTHONPATH"] = ":".join(f"{FOLDER}/{folder}" for folder in above)
+            reasons[f"environment: PYTHONPATH={environment['PYTHONPATH']}"] = (
+                f"{command.path} needs modules of {' and '.join(above)}"
+            )
         words = run or (command.command if command else "")
-        smoke = short_run(command, self.sources, self.names) if command else ShortRun()
         if not words:
             notes.append(f"no command that trains was found: write 'run' in {workspace.FILE}")
             if notebooks := [name for name in self.names if name.endswith(".ipynb")]:
@@ -248,8 +238,12 @@ class Repository:
                 )
         elif command:
             reasons[f"run: {words}"] = command.why
-            if smoke.args and not smoke.obstacle:
-                reasons[f"smoke: {' '.join(smoke.args)}"] = f"options of {command.path}"
+        if words:
+            first = short_run.propose(shlex.split(words), script, self.sources, self.names).words
+            tried = f"the command with {shlex.join(first)}" if first else "the command"
+            reasons["smoke: none yet"] = (
+                f"'trainyard image' tries {tried}, and writes what passes; 'trainyard push' needs it"
+            )
         text = (self.project.name if self.project else "") or self.folder.name
         image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
         return Proposal(
@@ -261,7 +255,6 @@ class Repository:
             environment,
             [*code, *libraries],
             words,
-            smoke,
             {value: why for value, why in reasons.items() if why},
             [*notes, *python_projects.extensions([self.folder]), *wanted.notes, *self._others(command)],
             [candidate.command for candidate in self.commands],
@@ -301,7 +294,7 @@ class Repository:
         except ValueError as error:
             raise UserError(f"--run: {str(error).lower()}: {run}") from None
         # Another command than the candidates: what is known of its file counts.
-        path = next((word for word in words if word in self.sources.all), "")
+        path = short_run.program_of(words, self.sources, self.scripts)
         known = (candidate for candidate in self.commands if candidate.command == run)
         return next(known, Candidate(words, path) if path else None)
 
@@ -495,6 +488,13 @@ def _name_rank(name: str) -> int:
     return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
 
 
+def _documented(folder: Path, names: Sequence[str]) -> set[str]:
+    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``."""
+    documents = [folder / name for name in names if _DOCUMENT.search(name)]
+    texts = [text_of(document) for document in documents if not document.is_symlink()]
+    return {" ".join(match[1].removeprefix("./").split()) for text in texts for match in _STARTS.finditer(text)}
+
+
 def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str]) -> list[Candidate]:
     """Return the commands that may train, the likeliest first: a shell script if there is no other.
 
@@ -510,7 +510,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         for command, target in scripts.items()
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
-    commands = []
+    commands, said = [], _documented(folder, names)
     for source, command, target in programs:
         *_, parent, file = ["", *source.path.split("/")]
         main = source.main or file == "__main__.py" or bool(command)
@@ -524,7 +524,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         depth = -1 if command else source.path.count("/")
         commands.append(
             Candidate(
-                (command,) if command else sources.run_as(source),
+                (command,) if command else sources.run_as(source, said),
                 source.path,
                 f"a command of the project, {target}" if command else why,
                 # A file with a name for training comes before one that only trains, and examples before what is deep.
@@ -539,49 +539,6 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
             words = (f"./{name}",) if (folder / name).stat().st_mode & 0o100 else ("bash", name)
             commands.append(Candidate(words, name, f"{name} runs Python", (rank, name.count("/"))))
     return sorted(commands, key=lambda candidate: (candidate.rank, len(candidate.command), candidate.command))
-
-
-def short_run(command: Candidate, sources: Sources, names: Sequence[str]) -> ShortRun:
-    """Return the arguments that make a command end soon."""
-    closure = sources.closure(command.path)
-    if not closure:
-        return ShortRun(obstacle=f"arguments of {command.path} are not known")
-    program = closure[0]
-    if "subcommands" in program.marks:
-        return ShortRun(obstacle=f"{program.path} has subcommands: choose one")
-    options = {
-        option.name.lstrip("-").replace("_", "-"): (option, source)
-        for source in reversed(closure)
-        for option in source.options
-    }
-    valued = {name: option.name for name, (option, _) in options.items() if not option.switch}
-    repeated = {name.replace("_", "-") for source in closure for name in source.repeated}
-    limits = [
-        f"{valued[name]}={value}"
-        for value, words in _LIMITS.items()
-        for name in words.split()
-        if name in valued and (value == "1" or name not in repeated)
-    ]
-    made_up = [options[name][0].name for name in _MADE_UP_DATA if name in options.keys() - valued]
-    takes = [options[name][0].name for name in _DATA_OPTIONS if name in options]
-    folders = [folder for folder in _DATA if any(name.startswith(f"{folder}/") for name in names)]
-    data = folders[0] if takes and folders and not made_up else ""
-    args = (*limits[:1], *made_up[:1], *([f"{takes[0]}=/data"] if data else []))
-    given = {word.partition("=")[0] for word in (*command.words, *args)}
-    obstacles = [
-        f"it needs {option.name} ({source.at(option.line)})"
-        for option, source in options.values()
-        if option.required and option.name not in given
-    ]
-    if not limits and not made_up:
-        obstacles.append("no option that limits the training was found")
-    near = {program.path, *(sources.resolve(statement, program) for statement in program.imports)}
-    obstacles += [
-        f"{source.where('download')} downloads ({source.marks['download'][1]}), which needs --smoke-network"
-        for source in closure
-        if source.path in near and "download" in source.marks and not made_up and not data
-    ]
-    return ShortRun(args, data, next(iter(obstacles), ""))
 
 
 def text(proposal: Proposal) -> str:

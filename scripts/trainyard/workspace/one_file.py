@@ -78,7 +78,8 @@ def describe(path: Path) -> dict[str, Any]:
     command = shlex.join(words)
     repository = init.Repository(folder, init.Candidate(tuple(words), program), _needed(folder, program))
     proposal = repository.propose(given.get("extends"), name=given.get("name") or default_name(path))
-    wanted, smoke = proposal.requirements, proposal.smoke
+    wanted = proposal.requirements
+    found = yaml_source.plain(yaml_source.read(description)).get("smoke") if description.is_file() else None
     if ipython and "ipython" not in wanted.names:
         wanted.packages.append("ipython")
         proposal.reasons[f"run: {command}"] = f"a cell has '{ipython[0].strip()[:60]}'"
@@ -92,7 +93,7 @@ def describe(path: Path) -> dict[str, Any]:
         "environment": proposal.environment,
         "code": [path.name, *(one for one in proposal.code if one != program)],
         "run": command,
-        "smoke": {"args": list(smoke.args)} if smoke.args and not smoke.obstacle else {},
+        "smoke": found,  # by 'trainyard image'
     }
     document = {key: value for key, value in keys.items() if value} | given
     text = (

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
 from trainyard.spec.repository_files import git_root, leads_out
 from trainyard.workspace import code_files, import_names
+from trainyard.workspace.command_flags import Option, constants, of_call, of_types, word_of
 from trainyard.workspace.lines import syntax_tree
 
 #: Bytes from which on a file is data.
@@ -33,7 +34,6 @@ _MARKS = {
     "|download_and_extract_archive|dataset_download|load_data",
     "asks": "is_available|current_accelerator|device_count|list_physical_devices|xla_device|Accelerator",
     "tpu": "TPUStrategy|TPUClusterResolver",
-    "subcommands": "add_subparsers|group|Group|Typer",
 }
 
 
@@ -56,16 +56,6 @@ class Import:
     def top(self) -> str:
         """Return the first part of the module's name."""
         return self.module.partition(".")[0]
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of the command line; the name of a positional one has no dashes, a switch takes no value."""
-
-    name: str
-    line: int
-    required: bool
-    switch: bool
 
 
 @dataclass
@@ -131,7 +121,7 @@ def read(file: Path, path: str) -> Source | None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 source.imports += _imports(node, optional=node is not statement, conditional=conditional)
             elif isinstance(node, ast.Call):
-                source.options += _options(node)
+                source.options += of_call(node)
                 offered |= {one for key in node.keywords if key.arg == "choices" for one in ast.walk(key.value)}
             elif isinstance(node, ast.IfExp) and any(getattr(one, "value", "") == "cpu" for one in ast.walk(node)):
                 marks.append((node.lineno, "asks", "cpu"))
@@ -139,6 +129,7 @@ def read(file: Path, path: str) -> Source | None:
                 source.repeated.update(_repeated(node))
             if isinstance(node, ast.expr):
                 marks += [(node.lineno, mark, word) for mark, word in _marks(node)]
+    source.options += of_types(tree, file)
     for line, mark, word in sorted(marks, key=lambda mark: mark[0]):
         source.marks.setdefault(mark, (line, word))
     return source
@@ -150,29 +141,20 @@ def _imports(node: ast.Import | ast.ImportFrom, *, optional: bool, conditional: 
         yield Import(f"{base}{alias.name}".strip(".*"), node.lineno, level, optional, conditional)
 
 
-def _word(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _constants(node: ast.Call) -> dict[str | None, object]:
-    """Return the keywords of a call; None for values that are no constants."""
-    return {keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords}
-
-
 def _marks(node: ast.expr) -> Iterator[tuple[str, str]]:
     """Yield what a call, a name or a text shows: a mark, and the word."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str) and re.fullmatch(r"(cuda|gpu)(:\d+)?|nccl", node.value):
             yield "cuda", node.value
         return
-    if isinstance(node, ast.Attribute) and node.attr == "compile" and _word(node.value) == "torch":
+    if isinstance(node, ast.Attribute) and node.attr == "compile" and word_of(node.value) == "torch":
         yield "compiles", "torch.compile"
     called = isinstance(node, ast.Call)
-    word = _word(node.func if isinstance(node, ast.Call) else node)
-    for mark in ("trains", "download", "subcommands") if called else ("asks", "tpu"):
+    word = word_of(node.func if isinstance(node, ast.Call) else node)
+    for mark in ("trains", "download") if called else ("asks", "tpu"):
         if re.fullmatch(_MARKS[mark], word):
             yield mark, word
-    if isinstance(node, ast.Call) and _constants(node).get("download") is True:
+    if isinstance(node, ast.Call) and constants(node).get("download") is True:
         yield "download", f"{word}(download=True)"
     if isinstance(node, ast.Call) and word == "cuda" and isinstance(node.func, ast.Attribute):
         yield "cuda", word
@@ -193,31 +175,8 @@ def _repeated(loop: ast.For | ast.While) -> Iterator[str]:
     for inner in ast.walk(loop):
         if isinstance(inner, ast.For) and inner is not loop:
             for call in ast.walk(inner.iter):
-                if isinstance(call, ast.Call) and _word(call.func) in ("range", "trange"):
-                    yield from filter(None, (_word(node) for node in ast.walk(call) if isinstance(node, ast.expr)))
-
-
-def _options(node: ast.Call) -> Iterator[Option]:
-    """Yield the option that a call declares: with argparse, click, absl's flags or Hugging Face's TrainingArguments."""
-    name, keywords = _word(node.func), _constants(node)
-    words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    if words and name.startswith("DEFINE_"):
-        yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
-    elif name == "HfArgumentParser" and any(
-        isinstance(part, ast.expr) and _word(part).endswith("TrainingArguments")
-        for argument in node.args
-        for part in ast.walk(argument)
-    ):
-        # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.max_steps
-        yield Option("--max_steps", node.lineno, False, False)
-    elif not words or name not in ("add_argument", "option", "argument"):
-        return
-    elif long := next((word for word in words if word.startswith("--")), ""):
-        switch = str(keywords.get("action")).startswith("store_") or keywords.get("is_flag") is True
-        yield Option(long.split("/")[0], node.lineno, keywords.get("required") is True, switch)
-    elif words[0].isidentifier():
-        optional = keywords.get("nargs") in ("?", "*") or keywords.get("required") is False or "default" in keywords
-        yield Option(words[0], node.lineno, not optional, False)
+                if isinstance(call, ast.Call) and word_of(call.func) in ("range", "trange"):
+                    yield from filter(None, (word_of(node) for node in ast.walk(call) if isinstance(node, ast.expr)))
 
 
 def files(root: Path) -> list[str]:
@@ -274,9 +233,18 @@ class Sources:
         inside = path.removeprefix(f"{folder}/") if folder else path
         return inside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    def run_as(self, source: Source) -> tuple[str, ...]:
-        """Return the command that runs a file: by its path, or as a module where it belongs to a package."""
+    def run_as(self, source: Source, said: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the command that runs a file: as it is said, by its path, or as a module where it is in a package.
+
+        Args:
+            said: what the repository's documents give to Python: paths, and modules with ``-m`` before them.
+        """
         folder = source.path.rpartition("/")[0]
+        modules = {f"-m {self.module(source.path, root)}" for root in ("", "src")}
+        if by_module := sorted(modules & set(said)):
+            return ("python", *by_module[0].split())
+        if source.path in said:
+            return ("python", source.path)
         if folder in self._packages:
             while folder in self._packages:
                 folder = folder.rpartition("/")[0]
@@ -289,6 +257,24 @@ class Sources:
     def path_of(self, name: str) -> str:
         """Return the path of a module of the repository; empty if it has none of this name."""
         return self._modules.get(name, "")
+
+    def above(self, source: Source, words: Sequence[str], roots: Collection[str]) -> list[str]:
+        """Return the folders above a program that alone have the module of its command, or modules that it imports.
+
+        Args:
+            words: the command; Python has the folder of a program that it is given by its path on the module path.
+            roots: the folders that are on it in any case.
+        """
+        own = source.path.rpartition("/")[0] if source.path in words else ""
+        module = words[words.index("-m") + 1].replace(".", "/") if "-m" in words else ""
+        program = source.path.removesuffix(".py").removesuffix("/__main__")
+        needed = [program.removesuffix(module).rstrip("/")] if module and program.endswith(module) else []
+        for one in self.closure(source.path):
+            for statement in one.imports:
+                path = None if statement.level else self.resolve(statement, one)
+                folder = re.split(rf"(?:^|/){re.escape(statement.top)}(?:/|\.py)", path)[0] if path else ""
+                needed += [folder] if source.path.startswith(f"{folder}/") else []
+        return list(dict.fromkeys(one for one in needed if one not in ("", own, *roots)))
 
     def of_module(self, name: str) -> Source | None:
         """Return the file of a module of the repository; None if it has none of this name."""
@@ -308,6 +294,8 @@ class Sources:
             bases = [[]]
         else:
             bases = [folder, []]
+            if not import_names.proposed(parts[0]):
+                bases += [folder[:depth] for depth in range(len(folder) - 1, 0, -1)]
         names = (".".join([*base, *parts[:count]]) for base in bases for count in range(len(parts), 0, -1))
         return next((self._modules[name] for name in names if name in self._modules), None)
 
