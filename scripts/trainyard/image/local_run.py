@@ -248,7 +248,11 @@ def _kept(spec: Spec, request: Request) -> list[str]:
     labels = {RUN: spec.local_name, RUN_OUTPUT: str(request.output.resolve()) if request.output else ""}
     labels |= {} if request.detach else resource_labels("run")  # which "clean" removes when this process has ended
     detached = ["--detach"] if request.detach else []
-    return [*detached, f"--name={request.name}", *(f"--label={name}={value}" for name, value in labels.items() if value)]
+    return [
+        *detached,
+        f"--name={request.name}",
+        *(f"--label={name}={value}" for name, value in labels.items() if value),
+    ]
 
 
 def free_gpu(listed: str) -> str:

@@ -20,7 +20,7 @@ _LOSS = re.compile(
     rf"(?<![\w.-])((?:(?:{_OF})[ /_-]+)?\w*loss)[\"']?(?:\s*[:=]\s*|\s+)[\"']?(?:tensor\()?({_NUMBER})(?![\w/%]|\.\d)",
     re.IGNORECASE,
 )
-_STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
+STEP = re.compile(r"\b(?:global_?)?(?:step|iter(?:ation)?)\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -45,7 +45,7 @@ class Curves:
 
     def add(self, line: str, seconds: float) -> list[tuple[str, float]]:
         """Read a line that was printed ``seconds`` after the start; the names and values of its losses."""
-        step = _STEP.search(line)
+        step = STEP.search(line)
         found = [(re.sub(r"\W+", "_", name.lower()), float(value)) for name, value in _LOSS.findall(line)]
         for name, value in found:
             curve = self.points.setdefault(name, [])

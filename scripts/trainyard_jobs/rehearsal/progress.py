@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from trainyard.sandbox.curves import STEP, Curves
+
 #: Lines in the format of pytorch/xla's examples, which Trainyard's trainers print (trainers/common/log.py).
 _TRAIN = re.compile(r"\| Training Device=\S+ Epoch=(\d+) Step=(\d+) Loss=(\S+) Rate=(\S+) ")
 _TEST = re.compile(r"Epoch (\d+) test end .*Accuracy=([\d.]+)")
-#: Other trainers: "step 20", "Step: 20", '"global_step": 20', "Epoch=2".
-_STEP = re.compile(r"\b(?:global_?)?step\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
+#: Other trainers: "step 20", "Step: 20", '"global_step": 20', "iter 20", "Epoch=2".
 _EPOCH = re.compile(r"\bepoch\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
 
 
@@ -21,6 +22,7 @@ class Progress:
 
     Attributes:
         losses, rates: (seconds since the start, value); the rate is in images per second of one device.
+        curves: every loss that the lines name, such as val_loss.
         accuracies: (seconds, epoch, percent) after each epoch.
         summary: the trainer's summary, the JSON object of its last line; {} until it is printed.
         resumed_from: the steps from which trainers resumed.
@@ -31,6 +33,7 @@ class Progress:
         """``patterns``: regular expressions to search lines for."""
         self.losses: list[tuple[float, float]] = []
         self.rates: list[tuple[float, float]] = []
+        self.curves = Curves()
         self.accuracies: list[tuple[float, int, float]] = []
         self.summary: dict[str, Any] = {}
         self.resumed_from: list[int] = []
@@ -42,6 +45,7 @@ class Progress:
 
     def add(self, line: str, seconds: float) -> None:
         """Evaluate a log line, printed ``seconds`` after the start."""
+        named = self.curves.add(line, seconds)
         self.matched |= {text for text, pattern in self._patterns.items() if pattern.search(line)}
         if train := _TRAIN.search(line):
             epoch, step = int(train[1]), int(train[2])
@@ -51,12 +55,13 @@ class Progress:
                 self.rates.append((seconds, float(train[4])))
         elif test := _TEST.search(line):
             self.accuracies.append((seconds, int(test[1]), float(test[2])))
-        elif line.startswith("{"):
-            self._summary(line)
+        elif line.startswith("{") and self._summary(line):
+            pass
         elif match := re.match(r"Resumed from step (\d+)", line):
             self.resumed_from.append(int(match[1]))
         elif not line.startswith("launch: "):
-            epoch_word, step_word = _EPOCH.search(line), _STEP.search(line)
+            self.losses += [(seconds, value) for _, value in named[:1]]
+            epoch_word, step_word = _EPOCH.search(line), STEP.search(line)
             if step_word:
                 self._reach(int(epoch_word[1]) if epoch_word else 0, int(step_word[1]))
 
@@ -65,11 +70,14 @@ class Progress:
         self.epoch = max(self.epoch, epoch)
         self._steps[epoch] = max(self._steps.get(epoch, 0), step)
 
-    def _summary(self, line: str) -> None:
+    def _summary(self, line: str) -> bool:
+        """Whether a line is the trainer's summary, which is kept."""
         with contextlib.suppress(json.JSONDecodeError):
             found = json.loads(line)
             if isinstance(found, dict) and found.get("event") == "summary":
                 self.summary = found
+                return True
+        return False
 
     def reached(self, epoch: int, step: int) -> bool:
         """Whether the log has shown this step of an epoch, or a later one.
