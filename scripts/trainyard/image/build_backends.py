@@ -311,9 +311,15 @@ def asked(spec: S) -> S:
     if not python_projects.pending(workspace):
         return spec
     backends = of_spec(spec)
-    compiled = {canonicalize_name(requirement(text).name) for text in (build.sources if build else ())}
+    compiled = {canonicalize_name(requirement(text).name) for text in (build.packages_compiled if build else ())}
     while pending := python_projects.pending(workspace):
-        new = {one.folder: backends.told(one, compiled) for one in pending}
+        own = workspace.root if workspace.compiles_own else None
+        new = {
+            one.folder: backends.told(
+                one, compiled | ({canonicalize_name(one.name or ".")} if one.folder == own else set())
+            )
+            for one in pending
+        }
         workspace = dataclasses.replace(workspace, told={**workspace.told, **new})
     return spec.model_copy(update={"workspace": workspace})
 

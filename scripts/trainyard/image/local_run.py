@@ -296,7 +296,10 @@ def check_own(spec: Spec, image: Image) -> None:
     if not built or built.get("folder", str(spec.folder)) == str(spec.folder):
         return
     lock = pylock.digest(spec.lock_file) if spec.lock_file.is_file() else ""
-    same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (lock, spec.workspace.config_hash)
+    same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (
+        lock,
+        code_layer.configuration(spec.workspace),
+    )
     if not same or code_changed(spec, labels):
         raise UserError(
             f"{NAME}:{spec.local_name} is the image of {built['folder']}, which has the same name: run "

@@ -48,7 +48,7 @@ class RepositoryCode:
 
     @property
     def config(self) -> str:
-        return self.spec.workspace.config_hash
+        return code_layer.configuration(self.spec.workspace)
 
     def write(self, path: Path) -> Layer:
         return code_layer.write(self.spec.workspace, path, self.spec.site, check.require(self.spec))

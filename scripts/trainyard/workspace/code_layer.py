@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from trainyard.spec.naming import FILE_EPOCH, FOLDER
 from trainyard.spec.workspace import Site, Workspace
 from trainyard.workspace import code_files, python_projects
 from trainyard.workspace.code_files import CodeFile
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
@@ -109,6 +111,47 @@ def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile]
         partial.unlink(missing_ok=True)
     notes = tuple(note for project in projects for note in project.unknown.values())
     return CodeLayer(f"sha256:{digest.hexdigest()}", size, len(code), notes)
+
+
+def sources(workspace: Workspace) -> dict[str, CodeFile]:
+    """Return the files that extension modules are compiled from, by their paths below trainyard.yaml's folder.
+
+    Modules of packages are left out, unless setup.py imports that package, so that an edit of them compiles nothing.
+    """
+    top = f"{code_files.destination(workspace, workspace.root)}/".removeprefix("./")
+    files = {file.path[len(top) :]: file for file in code_files.collect(workspace) if file.path.startswith(top)}
+    packages = {os.path.dirname(path) for path in files if path.endswith("/__init__.py")}
+    imported = set(re.findall(r"\b(?:from|import)\s+(\w+)", text_of(workspace.root / "setup.py")))
+
+    def needed(path: str) -> bool:
+        if not path.endswith(".py") or os.path.basename(path) in ("__init__.py", "version.py", "_version.py"):
+            return True
+        return os.path.dirname(path) not in packages or not imported.isdisjoint(path.split("/")[:2])
+
+    return {path: file for path, file in files.items() if needed(path)}
+
+
+def write_sources(workspace: Workspace, path: Path) -> None:
+    """Write a tar of :func:`sources`."""
+    entries = {
+        name: Entry(stat.S_IFREG | file.mode, 0, file.size, file.chunks)
+        for name, file in sources(workspace).items()
+        if file.link is None
+    }
+    with path.open("wb") as file:
+        write_tar(file, entries, lambda _: None)
+
+
+def configuration(workspace: Workspace) -> str:
+    """Return the SHA-256 of what an image has besides its code and its lock: settings, sources of extension modules."""
+    if not workspace.compiles_own:
+        return workspace.config_hash
+    found = hashlib.sha256(workspace.config_hash.encode())
+    for name, file in sorted(sources(workspace).items()):
+        found.update(f"{name}\0{file.size}\0".encode())
+        for chunk in file.chunks() if file.link is None else ():
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _file(data: bytes, mode: int) -> Entry:
