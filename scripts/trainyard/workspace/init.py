@@ -281,10 +281,10 @@ class Repository:
     def _build(self, spec: Spec, reasons: dict[str, str]) -> dict[str, list[str]]:
         """Return ``build`` for the extension modules of the project; empty if there are none, or they are of Rust.
 
-        A build has no network, from which Cargo would take its crates.
+        A build has no network, from which Cargo would take its crates, and none on a base that has the framework.
         """
         place, script = python_projects.extension(self.folder), text_of(self.folder / "setup.py")
-        if not place or "maturin" in place or "rust_extensions" in place or spec.framework_in_base:
+        if not place or "maturin" in place or "rust_extensions" in place or not spec.locked().framework:
             return {}
         reasons["build: sources: [.]"] = f"{place}: extension modules"
         found = {"packages": ["g++", "ninja-build"], "sources": ["."]}

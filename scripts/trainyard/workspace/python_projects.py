@@ -173,8 +173,9 @@ def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Itera
         name = str(table(_toml(folder), "project").get("name", ""))
         if (place := extension(folder)) and (name and canonicalize_name(name)) not in installed:
             yield (
-                f"{place}: extensions of the repository are not compiled for the image: write 'build: {{packages: [g++], "
-                "sources: [.]}}' in the trainyard.yaml of its folder, or name its source distribution on an index there"
+                f"{place}: extensions of the repository are not compiled for the image: write 'build: {{packages: "
+                "[g++], sources: [.]}' in the trainyard.yaml of its folder, or name its source distribution on an "
+                "index there"
             )
 
 
