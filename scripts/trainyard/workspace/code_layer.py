@@ -33,6 +33,9 @@ from trainyard.workspace.code_files import CodeFile
 from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
 
+#: Endings of files that no compiler reads.
+_TEXTS = (".py", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".ipynb", ".sh", ".csv", ".png", ".gitignore")
+
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
 _USER = 1000
 
@@ -116,17 +119,21 @@ def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile]
 def sources(workspace: Workspace) -> dict[str, CodeFile]:
     """Return the files that extension modules are compiled from, by their paths below trainyard.yaml's folder.
 
-    Modules of packages are left out, unless setup.py imports that package, so that an edit of them compiles nothing.
+    Python files and texts are among them only if setup.py or another file of the project's build names or imports them,
+    so that an edit of others compiles nothing.
     """
     top = f"{code_files.destination(workspace, workspace.root)}/".removeprefix("./")
     files = {file.path[len(top) :]: file for file in code_files.collect(workspace) if file.path.startswith(top)}
-    packages = {os.path.dirname(path) for path in files if path.endswith("/__init__.py")}
-    imported = set(re.findall(r"\b(?:from|import)\s+(\w+)", text_of(workspace.root / "setup.py")))
+    script = text_of(workspace.root / "setup.py")
+    named = script + "".join(text_of(workspace.root / name) for name in ("setup.cfg", "pyproject.toml"))
+    imported = set(re.findall(r"\b(?:from|import)\s+(\w+)", script))
 
     def needed(path: str) -> bool:
-        if not path.endswith(".py") or os.path.basename(path) in ("__init__.py", "version.py", "_version.py"):
+        name = os.path.basename(path)
+        if not name.endswith(_TEXTS) or name in ("setup.py", "CMakeLists.txt") or name in named:
             return True
-        return os.path.dirname(path) not in packages or not imported.isdisjoint(path.split("/")[:2])
+        modules = {path.split("/")[0], name.removesuffix(".py")}
+        return name.endswith(".py") and not (script and imported.isdisjoint(modules))
 
     return {path: file for path, file in files.items() if needed(path)}
 

@@ -284,7 +284,7 @@ class Repository:
         A build has no network, from which Cargo would take its crates, and none on a base that has the framework.
         """
         place, script = python_projects.extension(self.folder), text_of(self.folder / "setup.py")
-        if not place or "maturin" in place or "rust_extensions" in place or not spec.locked().framework:
+        if not place or python_projects.is_rust(place) or not spec.locked().framework:
             return {}
         reasons["build: sources: [.]"] = f"{place}: extension modules"
         found = {"packages": ["g++", "ninja-build"], "sources": ["."]}

@@ -172,11 +172,15 @@ def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Itera
     for folder in folders:
         name = str(table(_toml(folder), "project").get("name", ""))
         if (place := extension(folder)) and (name and canonicalize_name(name)) not in installed:
-            yield (
-                f"{place}: extensions of the repository are not compiled for the image: write 'build: {{packages: "
-                "[g++], sources: [.]}' in the trainyard.yaml of its folder, or name its source distribution on an "
-                "index there"
-            )
+            advice = "write 'build: {packages: [g++], sources: [.]}' in the trainyard.yaml of its folder"
+            if is_rust(place):
+                advice = "a build has no network for its crates: publish its wheel on an index, and require that"
+            yield f"{place}: extensions of the repository are not compiled for the image: {advice}"
+
+
+def is_rust(place: str) -> bool:
+    """Return whether what :func:`extension` returns is of Rust."""
+    return "maturin" in place or "rust_extensions" in place
 
 
 def folders_of(workspace: Workspace) -> list[Path]:
