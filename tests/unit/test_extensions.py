@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.locks import lock
+from tests.workspaces import lock
 
 from trainyard.common.settings import ROOT
 from trainyard.image import dockerfile
