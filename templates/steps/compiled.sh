@@ -16,6 +16,8 @@ for nvcc in /opt/venv/lib/python3*/site-packages/nvidia/cu*/bin/nvcc; do
 done
 # Debugging information has paths of this build, other ones in each.
 export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0 LDFLAGS="-Wl,--strip-debug ${LDFLAGS-}"
+mkdir -p /out
+[ -s /sources/compiled/all.lock ] || exit 0
 uv pip install --quiet "${local[@]}" --no-build-isolation --no-binary :all: --prefix /out/opt/venv \
   -r /sources/compiled/all.lock
 rm -f /out/opt/venv/.lock

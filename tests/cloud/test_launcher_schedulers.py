@@ -124,7 +124,8 @@ def _written(**options: Any) -> str:
 @pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
 def test_sbatch_accepts_the_job_that_is_written(slurm: Slurm, runtime: str) -> None:
     script = slurm.folder / f"{runtime}.sbatch"
-    more = {"cpu": "1", "memory": "1Mi", "env": ("A=1,2", "B=it's")}
+    more = {"cpu": "1", "memory": "1Mi", "env": ("A=1,2", "B=it's"), "mount": "/srv:/data:ro /tmp:/tmp"}
+    more |= {"array": "0-1%1", "requeue": True}
     script.write_text(_written(container_runtime=runtime, queue="all", timeout="90m", **more))
     ended = slurm.run("sbatch", "--test-only", str(script))
     assert ended.returncode == 0, ended.stderr
@@ -150,6 +151,21 @@ def test_the_tasks_of_the_job_that_is_written_form_a_group(slurm: Slurm) -> None
         {"met": 1, **_coordinates("0", "2", "0", "1", "0", "2")},
         {"met": 1, **_coordinates("1", "2", "0", "1", "1", "2")},
     ]
+
+
+def test_each_task_of_an_array_has_its_own_folder_and_the_mounts(slurm: Slurm) -> None:
+    """The script runs in Slurm; a program in place of Apptainer prints the words that it got."""
+    script, program = slurm.folder / "array.sbatch", slurm.folder / "apptainer"
+    options = {"workers": 1, "array": "0-1", "requeue": True, "mount": "/srv:/data:ro", "output": "/out/my run"}
+    script.write_text(_written(container_runtime="apptainer", cpu="1", **options))
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    path, out = f"PATH={slurm.folder}:{os.environ['PATH']}", slurm.folder / "array-%a.out"
+    ended = slurm.run("env", path, "sbatch", "--wait", f"--output={out}", str(script))
+    assert ended.returncode == 0, ended.stderr
+    for task in (0, 1):
+        words = Path(str(out).replace("%a", str(task))).read_text().splitlines()
+        assert words[:2] == ["run", "--bind=/srv:/data:ro"] and words[-1] == f"--job-dir=/out/my run/{task}"
 
 
 def test_scancel_ends_every_process_with_sigterm(slurm: Slurm) -> None:

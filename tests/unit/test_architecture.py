@@ -315,6 +315,7 @@ SENDERS = {
     "trainyard.oci.registry": "registries",
     "trainyard.oci.transport": "registries",
     "trainyard.release.advisories": "databases of advisories",
+    "trainyard.image.running": "the engine",
     "trainyard.sandbox.containers": "the engine",
     "trainyard_jobs.pods.authorization": "Google's APIs",
     "trainyard.workspace.source_distributions": "package indexes",

@@ -535,10 +535,36 @@ def test_notebooks_are_named_if_no_program_trains(proposed: Proposed) -> None:
     assert not any(".ipynb" in note for note in init.Repository(Path.cwd()).propose().notes)
 
 
-def test_an_extension_of_the_repository_is_named(proposed: Proposed) -> None:
+def test_an_extension_of_the_repository_is_compiled(proposed: Proposed) -> None:
     setup = "from setuptools import setup\nsetup(name='mine', version='1', ext_modules=get_extensions())\n"
-    _, said = proposed({"train.py": TRAIN.format(more=""), "setup.py": setup})
-    assert "WARNING: setup.py:2: ext_modules: extensions of the repository are not compiled for the image: " in said
+    document, said = proposed({"train.py": TRAIN.format(more=""), "setup.py": setup})
+    assert document["build"] == {"packages": ["g++", "ninja-build"], "sources": ["."]}
+    assert "build: sources: [.] (setup.py:2: ext_modules: extension modules)" in said
+    assert "not compiled" not in said
+
+
+def test_cuda_needs_the_compiler_of_the_images_cuda(proposed: Proposed) -> None:
+    setup = (
+        "from setuptools import setup\nsetup(name='mine', version='1', ext_modules=[CUDAExtension('a', ['b.cu'])])\n"
+    )
+    train, wanted = TRAIN.format(more=""), "--extra-index-url https://download.pytorch.org/whl/cu130\ntorch\n"
+    document, _ = proposed({"train.py": train, "setup.py": setup, "requirements.txt": wanted})
+    assert document["extends"] == "gpu"
+    runtime = next(pin.version for pin in model.load("gpu").locked().pins if pin.name == "nvidia-cuda-runtime")
+    of = ".".join(runtime.split(".")[:2])
+    assert document["build"]["requires"] == [
+        f"nvidia-cuda-nvcc=={of}.*", f"nvidia-cuda-crt=={of}.*", f"nvidia-nvvm=={of}.*"
+    ]  # fmt: skip
+
+
+def test_an_extension_in_rust_is_named(proposed: Proposed) -> None:
+    """Its crates come from a network, which builds do not have."""
+    project = "[build-system]\nrequires = ['maturin']\nbuild-backend = 'maturin'\n"
+    document, said = proposed({"train.py": TRAIN.format(more=""), "pyproject.toml": project})
+    assert "build" not in document
+    assert (
+        "maturin: extensions of the repository are not compiled for the image: a build has no network for its" in said
+    )
 
 
 def test_a_shell_script_is_run_if_no_python_file_trains(proposed: Proposed) -> None:

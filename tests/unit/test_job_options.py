@@ -128,6 +128,14 @@ def nfs(text: str) -> Any:
     return volume["nfs"]
 
 
+def tolerations(text: str) -> Any:
+    return pod(text)["tolerations"]
+
+
+def pull_secrets(text: str) -> Any:
+    return pod(text)["imagePullSecrets"]
+
+
 def spec(text: str) -> Any:
     return yaml.safe_load(text)
 
@@ -164,6 +172,9 @@ PAIRS = [{"name": "A", "value": "1,2"}, {"name": "B", "value": "it's $x"}]
 SECRET = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api-key"}}}
 PROGRAM = ["--command", "python -m 'my pkg'", "--args", "--lr 0.1"]
 SHARE = {"server": "10.0.0.2", "path": "/share/x"}
+TOLERATIONS = [
+    {"key": "team", "effect": "NoSchedule", "operator": "Equal", "value": "ml"}, {"key": "spot", "operator": "Exists"}
+]  # fmt: skip
 
 #: Option, platform -> arguments, what has it in the file, and its value there; a set if these are some of the words.
 SAID: dict[tuple[str, str], tuple[list[str], Callable[[str], Any], Any]] = {
@@ -212,6 +223,16 @@ SAID: dict[tuple[str, str], tuple[list[str], Callable[[str], Any], Any]] = {
                           lambda text: spec(text)["workerPoolSpecs"][0]["nfsMounts"], [SHARE | {"mountPoint": "data"}]),
     ("mount", "gke"): (["--mount", "nfs://10.0.0.2/share/x:/data:ro"], nfs, SHARE | {"readOnly": True}),
     ("mount", "kubeflow"): (["--mount", "nfs://10.0.0.2/share/x:/data"], nfs, SHARE),
+    ("mount", "slurm"): (["--mount", "/shared/x:/data:ro /scratch:/scratch"],
+                         lambda text: shlex.split(lines(text)[-1])[-2],
+                         "--container-mounts=/shared/x:/data:ro,/scratch:/scratch"),
+    ("toleration", "gke"): (["--toleration", "team=ml:NoSchedule", "--toleration", "spot"], tolerations, TOLERATIONS),
+    ("toleration", "kubeflow"): (["--toleration", "team=ml:NoSchedule", "--toleration", "spot"], tolerations,
+                                 TOLERATIONS),
+    ("image-pull-secret", "gke"): (["--image-pull-secret", "a"], pull_secrets, [{"name": "a"}]),
+    ("image-pull-secret", "kubeflow"): (["--image-pull-secret", "a"], pull_secrets, [{"name": "a"}]),
+    ("array", "slurm"): (["--array", "0-9%4"], lines, {"#SBATCH --array=0-9%4", "#SBATCH --output=%x-%A_%a.log"}),
+    ("requeue", "slurm"): (["--requeue"], lines, {"#SBATCH --requeue", "#SBATCH --open-mode=append"}),
     ("web-access", "vertex"): (["--web-access"], lambda text: spec(text)["enableWebAccess"], True),
     ("pool", "vertex"): (
         ["--workers", "3", "--pool", "workers=n1-standard-8+2xT4", "--pool", "servers=2xn1-highmem-8"],
@@ -227,7 +248,32 @@ SAID: dict[tuple[str, str], tuple[list[str], Callable[[str], Any], Any]] = {
 }  # fmt: skip
 
 #: Options whose platforms all are in the table.
-NEW = {"env", "secret", "cpu", "memory", "namespace", "node-selector", "web-access", "pool", "queued"}
+NEW = {"env", "secret", "cpu", "memory", "namespace", "node-selector", "web-access", "pool", "queued",
+       "toleration", "image-pull-secret", "array", "requeue"}  # fmt: skip
+
+
+def test_a_persistent_volume_claim_is_mounted_and_may_be_read_only(write: Write) -> None:
+    found = pod(write("gke", *BASE["gke"], "--mount", "pvc://work:/work pvc://data.v2:/data:ro"))
+    claims = [one["persistentVolumeClaim"] for one in found["volumes"] if "persistentVolumeClaim" in one]
+    assert claims == [{"claimName": "work"}, {"claimName": "data.v2", "readOnly": True}]
+    assert found["containers"][0]["volumeMounts"][-1] == {"name": "claim-1", "mountPath": "/data", "readOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "said"),
+    [
+        ("pyxis", "/shared/mine.sqsh", "--container-image=/shared/mine.sqsh"),
+        ("apptainer", "/shared/mine.sif", "apptainer run --bind=/a:/b /shared/mine.sif"),
+    ],
+)
+def test_slurm_starts_a_file_without_a_registry(write: Write, runtime: str, image: str, said: str) -> None:
+    text = write("slurm", "--image", image, "--container-runtime", runtime, "--mount", "/a:/b", "--args", "--epochs 2")
+    assert said in lines(text)[-1] and lines(text)[-1].endswith("--epochs 2")
+
+
+def test_every_task_of_an_array_has_its_folder_below_the_output(write: Write) -> None:
+    text = write("slurm", *BASE["slurm"], "--array", "0-1", "--output", "/scratch/my run")
+    assert lines(text)[-1].endswith("""'--job-dir=/scratch/my run/'"$SLURM_ARRAY_TASK_ID\"""")
 
 
 def test_the_table_has_every_platform_of_an_option() -> None:
@@ -288,7 +334,13 @@ def test_an_option_is_written_and_valid(write: Write, tmp_path: Path, option: st
         ("vertex", ["--mount", "gs://bucket:/data"], "Vertex AI has every bucket below /gcs: leave it out"),
         ("vertex", ["--mount", "nfs://10.0.0.2/x:/data", "--network", NETWORK], "Vertex AI mounts NFS below /mnt/nfs/"),
         ("vertex", ["--mount", "nfs://10.0.0.2/x:/mnt/nfs/x"], "requires '--network' or '--network-attachment'"),
-        ("skypilot", ["--mount", "nfs://10.0.0.2/x:/data"], "SkyPilot mounts buckets only"),
+        ("skypilot", ["--mount", "nfs://10.0.0.2/x:/data"], "mounts no such folder; these do: vertex, gke, kubeflow"),
+        ("slurm", ["--mount", "gs://bucket:/data"], "mounts no such folder; these do: vertex, gke, kubeflow, skypilot"),
+        ("gke", ["--mount", "/shared:/shared"], "'--mount /shared:...': '--platform gke' mounts no such folder"),
+        ("gke", ["--mount", "pvc://Claim:/x"], "is not gs://BUCKET"),
+        ("gke", ["--toleration", "a b"], "'--toleration': 'a b' has not the form that Kubernetes takes"),
+        ("gke", ["--array", "0-9"], "'--platform gke' has no '--array'; these have it: slurm"),
+        ("slurm", ["--array", "a"], "'--array a' is not an array of sbatch"),
         ("gke", ["--queued"], "'--platform gke' has no '--queued'; these have it: tpu-vm"),
         ("tpu-vm", ["--max-wait", "1h"], "'--max-wait' requires '--flex-start' or '--queued'"),
         ("tpu-vm", ["--timeout", "1h"], "'--platform tpu-vm' has no '--timeout'"),

@@ -27,8 +27,9 @@ BACK = (
 
 #: What jobs import of the builder.
 BELOW_JOBS = (
-    "common", "oci", "recipe", "sandbox.containers", "image.trainer_flags", "release.pushed_code", "release.pushes",
-    "spec.architectures", "spec.gpus", "spec.matrix", "spec.naming", "spec.state", "spec.units", "spec.yaml_source",
+    "common", "oci", "recipe", "sandbox.containers", "sandbox.curves", "image.trainer_flags", "release.pushed_code",
+    "release.pushes", "spec.architectures", "spec.gpus", "spec.matrix", "spec.naming", "spec.state", "spec.units",
+    "spec.yaml_source",
 )  # fmt: skip
 
 #: What reads the catalogue, a repository or its lock, and what makes locks.

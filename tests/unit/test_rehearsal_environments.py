@@ -13,6 +13,7 @@ from trainyard.common.errors import UserError
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard_jobs.model.options import Mount
 from trainyard_jobs.rehearsal.model import Trial
+from trainyard_jobs.rehearsal.sandbox import Limits, of_replica
 
 # The example of https://cloud.google.com/vertex-ai/docs/training/distributed-training: 1 + 2 + 2 + 3 replicas.
 POOLS = """
@@ -358,6 +359,30 @@ def test_the_folder_of_a_bucket_and_read_only_volumes_are_as_the_job_says(tmp_pa
     assert first(of_mount=", readOnly: true") == read_only
     text = JOBSET.replace("mountPath: /dev/shm", "mountPath: /dev/shm, readOnly: true")
     assert rehearsal_of(tmp_path, text).replicas[2].mounts[1] == Mount("/dev/shm", read_only=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "share", "expected"),
+    [
+        ("{memory: 600Mi, cpu: 1500m}", Limits(4, 8 << 30), Limits(1.5, 600 << 20)),
+        ("{memory: 64Gi, cpu: 32}", Limits(4, 8 << 30), Limits(4, 8 << 30)),
+        ("{}", Limits(4, 8 << 30), Limits(4, 8 << 30)),
+    ],
+)
+def test_the_limits_of_a_job_apply_below_the_share_of_a_replica(
+    tmp_path: Path, limits: str, share: Limits, expected: Limits
+) -> None:
+    text = f"""
+        apiVersion: batch/v1
+        kind: Job
+        metadata: {{name: train}}
+        spec:
+          activeDeadlineSeconds: 90
+          template:
+            spec: {{restartPolicy: Never, containers: [{{name: c, image: i, resources: {{limits: {limits}}}}}]}}
+    """
+    found = rehearsal_of(tmp_path, text)
+    assert (of_replica(share, found.replicas[0]), found.deadline) == (expected, 90)
 
 
 def test_a_note_says_that_the_order_of_pods_is_ignored(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,13 +154,51 @@ def test_the_data_of_the_smoke_test_is_the_default(workspace: Callable[..., Spec
         ("auto", "gpu", False, []),
         ("auto", "cpu", True, []),
         ("none", "gpu", True, []),
-        ("device=0,2", "gpu", False, ["--gpus", "device=0,2"]),
+        ("device=0,2", "gpu", False, ["--gpus", '"device=0,2"']),
+        ("device=1", "gpu", False, ["--gpus", "device=1"]),
     ],
 )
 def test_gpus(workspace: Callable[..., Spec], gpus: str, target: str, nvidia: bool, expected: list[str]) -> None:
     found = options(arguments(workspace(target=target), Request(gpus=gpus), Host(nvidia=nvidia)))
     at = found.index("--gpus") if "--gpus" in found else len(found)
     assert found[at : at + 2] == expected
+
+
+def test_a_free_gpu_is_the_one_that_uses_the_least_memory() -> None:
+    """Lines as nvidia-smi prints them: index, MiB in use, MiB in all."""
+    assert local_run.free_gpu("0, 70123, 81559\n1, 14, 81559\n2, 900, 81559\n") == "device=1"
+    with pytest.raises(UserError, match=r"no GPU is free \(0: 70123 of 81559 MiB\)"):
+        local_run.free_gpu("0, 70123, 81559\n")
+    with pytest.raises(UserError, match="nvidia-smi lists none"):
+        local_run.free_gpu("No devices were found\n")
+
+
+def test_folders_files_and_volumes_are_mounted_as_docker_does(workspace: Callable[..., Spec], tmp_path: Path) -> None:
+    spec = workspace()
+    found = arguments(spec, Request(volumes=(f"{tmp_path}:/a:ro", "cache:/b:ro")))
+    assert mounts(found) == [
+        ["type=bind", f"source={tmp_path}", "target=/a", "readonly"],
+        ["type=volume", "source=cache", "target=/b", "readonly"],
+    ]
+    assert "--user" not in found
+    assert "--user" in arguments(spec, Request(volumes=(f"{tmp_path}:/a",)))
+    for wrong, said in (("/nonexistent/x:/a", "no file or folder"), (str(tmp_path), "is not SOURCE:/PATH")):
+        with pytest.raises(UserError, match=said):
+            arguments(spec, Request(volumes=(wrong,)))
+
+
+def test_ports_answer_on_this_machine_unless_an_address_is_named(workspace: Callable[..., Spec]) -> None:
+    found = arguments(workspace(), Request(ports=("6006", "8080:80", "0.0.0.0:5678:5678")))
+    assert [word for word in found if word.startswith("--publish")] == [
+        "--publish=127.0.0.1:6006:6006", "--publish=127.0.0.1:8080:80", "--publish=0.0.0.0:5678:5678"
+    ]  # fmt: skip
+
+
+def test_a_container_that_is_left_alone_is_found_by_its_label(workspace: Callable[..., Spec], tmp_path: Path) -> None:
+    found = arguments(workspace(), Request(detach=True, name="trainyard-mine-1", output=tmp_path))
+    assert found[:5] == ["docker", "run", "--detach", "--name=trainyard-mine-1", "--label=io.trainyard.run=mine"]
+    assert f"--label=io.trainyard.run.output={tmp_path}" in found and "--rm" not in found
+    assert not [word for word in found if "owned" in word], "'clean' would remove it while it runs"
 
 
 def test_a_tpu_vm_gives_its_chips_to_an_image_for_tpus(workspace: Callable[..., Spec]) -> None:
@@ -286,7 +325,11 @@ def test_what_follows_the_dashes_reaches_the_container_and_its_status_is_ours(ru
     assert isinstance(found, subprocess.CompletedProcess)
     assert found.returncode == 7
     assert found.stdout.splitlines()[-6:] == ["--shm-size=16g", "trainyard:mine", "--epochs", "1", "--", "x"]
-    assert found.stderr == "docker run --rm --shm-size=16g trainyard:mine --epochs 1 -- x\n"
+    assert re.fullmatch(
+        r"docker run --name=trainyard-mine-\w{6} --label=io.trainyard.run=mine --label=io.trainyard.owned=run "
+        r"--label=io.trainyard.owned.by=\d+ --shm-size=16g trainyard:mine --epochs 1 -- x\n",
+        found.stderr,
+    )
 
 
 def test_arguments_may_come_from_makes_variable(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
@@ -318,6 +361,41 @@ def test_a_value_of_a_variable_reaches_docker_and_nobody_else(
     assert found.returncode == 0, "docker did not get the value"
     assert "--env TOKEN trainyard:mine" in found.stdout and "--env TOKEN trainyard:mine" in found.stderr
     assert "hunter2" not in found.stdout + found.stderr
+
+
+def test_the_end_of_a_run_is_reported_and_its_container_removed(
+    run: Callable[..., subprocess.CompletedProcess[str]], fake_engine: FakeEngine, tmp_path: Path
+) -> None:
+    """The engine's log tells the losses; run.json and the curves are where /output is."""
+
+    def docker(words: Sequence[str], _: object) -> Ran:
+        labels = dict(word.removeprefix("--label=").split("=", 1) for word in words if word.startswith("--label="))
+        name = next(word.removeprefix("--name=") for word in words if word.startswith("--name="))
+        image = fake_engine.image("trainyard:mine")
+        made = fake_engine._make("container", name, {"Labels": labels, "Image": "trainyard:mine"}, image)
+        log = "".join(f"2026-11-28T10:00:0{at}.5Z {line}\n" for at, line in enumerate(("loss 3", "bar 9\rloss 1", "x")))
+        made.ran, made.status = Ran(3, log.encode()), 3
+        return Ran(3)
+
+    fake_engine.docker = docker
+    found = run("--output", str(tmp_path))
+    assert found.returncode == 3
+    assert "status 3 after 0.0 s\nloss █▁ 3 to 1, lowest 1, 2 values\nrun.json, curves.csv, events.out." in found.stderr
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert (report["status"], report["losses"], report["image"]) == (3, {"loss": 1.0}, "trainyard:mine")
+    assert not fake_engine.of_kind("container")
+
+
+@pytest.mark.parametrize("command", ["logs", "stop"])
+def test_without_a_container_logs_and_stop_say_so(
+    workspace: Callable[..., Spec],
+    fake_engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    trainyard: Command,
+    command: str,
+) -> None:
+    monkeypatch.chdir(workspace().folder)
+    assert trainyard(command) == (2, "", f"{command}: no container of mine: 'trainyard run --detach' starts one\n")
 
 
 def test_another_command_is_an_option(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:

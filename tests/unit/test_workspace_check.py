@@ -243,10 +243,16 @@ def test_an_extension_of_the_repository_is_named_and_nothing_is_refused(
     repository: Repository, file: str, text: str, noted: str
 ) -> None:
     found = check.check(repository("python train.py", {"train.py": "", file: text}))
-    said = ": extensions of the repository are not compiled for the image: publish its source distribution on an index"
-    notes = [note.partition(", and name that")[0] for note in found.notes if "trainyard lock" not in note]
+    said = ": extensions of the repository are not compiled for the image"
+    notes = [note.partition(" image: ")[0] + " image" for note in found.notes if "trainyard lock" not in note]
     assert notes == ([f"{file}{noted}{said}"] if noted else [])
     assert not found.refused
+
+
+def test_an_extension_that_the_build_compiles_is_in_the_image(repository: Repository) -> None:
+    files = {"train.py": "", "setup.py": "from setuptools import setup\nsetup(name='My.Ops', ext_modules=made())\n"}
+    spec = repository("python train.py", files, "build: {packages: [g++], sources: [.]}\n")
+    assert [note for note in check.check(spec).notes if "extensions" in note] == []
 
 
 def test_an_extension_that_is_required_from_an_index_is_in_the_image(repository: Repository) -> None:

@@ -133,11 +133,12 @@ class Backends:
     def _python(self) -> str:
         return bases()[self._base].python
 
-    def told(self, project: Project, compiled: Collection[str] = ()) -> Told:
+    def told(self, project: Project, compiled: Collection[str] | None = ()) -> Told:
         """Return what the build backend of a project tells: asked now, or before if no file changed since.
 
         Args:
-            compiled: canonical names of projects whose extensions the image gets from their source distributions.
+            compiled: canonical names of projects whose extensions the image gets from their source distributions; None:
+                it compiles those of this one.
         Raises:
             UserError: it may not be asked, or compiles, which the image cannot.
             StepFailed: the container, or what it needs, could not be made.
@@ -151,15 +152,16 @@ class Backends:
         logger.info(f"{backend.shown} is asked for {project.pending}")
         with _folder_of(project.folder, names, version, yaml_source.LARGEST) as packed:
             answer = self._asked(backend.shown, backend, packed, None)
+        own = compiled is None and bool(answer.facts.get("metadata"))
         told = Told(
             answer.facts.get("metadata", ""),
             answer.facts.get("entry_points", ""),
             tuple(answer.facts["roots"]) if "roots" in answer.facts else None,
-            answer.failure,
+            "" if own else answer.failure,  # it needs a compiler, which the build has
         )
-        if answer.compiles or (answer.failure and python_projects.extension(project.folder)):
+        if not own and (answer.compiles or (answer.failure and python_projects.extension(project.folder))):
             name = canonicalize_name(project.name or python_projects.of_metadata(project.file, told).name)
-            if name not in compiled and (name or not compiled):
+            if compiled is not None and name not in compiled and (name or not compiled):
                 raise UserError(_needs_compiler(backend.shown, answer.failure))
         else:
             _keep(kept, told, project.folder, names, answer, version)
@@ -311,9 +313,10 @@ def asked(spec: S) -> S:
     if not python_projects.pending(workspace):
         return spec
     backends = of_spec(spec)
-    compiled = {canonicalize_name(requirement(text).name) for text in (build.sources if build else ())}
+    compiled = {canonicalize_name(requirement(text).name) for text in (build.packages_compiled if build else ())}
     while pending := python_projects.pending(workspace):
-        new = {one.folder: backends.told(one, compiled) for one in pending}
+        own = workspace.root if workspace.compiles_own else None
+        new = {one.folder: backends.told(one, None if one.folder == own else compiled) for one in pending}
         workspace = dataclasses.replace(workspace, told={**workspace.told, **new})
     return spec.model_copy(update={"workspace": workspace})
 

@@ -189,7 +189,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
     base = spec.base_spec()
     locked = (spec.usable_lock and spec.usable_lock.of(spec.arch, index)) or Locked()
     # Markers may leave nothing to compile.
-    build = spec.workspace.document.build if locked.compiled else None
+    own = spec.workspace.compiles_own
+    build = spec.workspace.document.build if locked.compiled or own else None
     # Of a step that installs what a user adds: addresses and credentials of private indexes are secrets.
     mounts = "".join(
         f" --mount=type=secret,id={name},target=/run/secrets/{file}" for name, file in spec.secrets.items()
@@ -225,6 +226,8 @@ def variables(spec: Spec, index: str) -> dict[str, Any]:
         "workspace": isinstance(spec, RepositorySpec),
         "code": spec.has_code,
         "build": build,
+        "extensions": own,
+        "site": spec.site.packages,
         "requirements": _lines_of(locked.requirements),
         "compiled": _lines_of(locked.compiled),
         "build_requires": _lines_of(locked.build_requires),

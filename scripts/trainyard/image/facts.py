@@ -106,6 +106,8 @@ def inputs(spec: Spec, index: str) -> dict[str, str]:
         paths += _files(spec.own_trainers)
     if spec.has_code:
         paths.append(spec.build_folder / "code.tar")
+    if spec.workspace.compiles_own:
+        paths.append(spec.build_folder / "extensions.tar")
     known = Lock(spec.python_version, {index: {spec.arch: spec.locked(index)}})
     name = pylock.REPOSITORY_FILE if spec.workspace.one_file else spec.lock_file.name
     locked = {name: pylock.text(known, index).encode()}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from docker.models.images import Image
 
-from trainyard.common.docker_engine import Engine
+from trainyard.common.docker_engine import Engine, resource_labels
 from trainyard.common.errors import UserError
 from trainyard.image import build_backends
 from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container_words
@@ -43,6 +43,16 @@ _OF_DOCKER = re.compile(
 )
 
 
+#: ``--volume``: a folder, a file or the name of a volume, a path in the container, and whether it is read-only.
+_VOLUME = re.compile(r"([^:]+):(/[^:,]*)(?::(ro)|:rw)?")
+
+#: Labels of a container of ``trainyard run``: the image's name, and the folder at /output.
+RUN, RUN_OUTPUT = f"{LABELS}.run", f"{LABELS}.run.output"
+
+#: Prints a line for each GPU: index, MiB in use, MiB in all (https://docs.nvidia.com/deploy/nvidia-smi/index.html).
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits")
+
+
 @dataclass(frozen=True)
 class Request:
     """What to run, and how.
@@ -53,6 +63,8 @@ class Request:
         mount: use the code of the repository instead of that in the image.
         shell: run bash. ``jupyter``: run Jupyter, at ``port`` of 127.0.0.1.
         data: folder that is read-only at /data. ``output``: folder that is writable at /output; it may not exist.
+        volumes, ports: as ``docker run --volume`` and ``--publish`` have them; ports are at 127.0.0.1 without a host.
+        detach: leave the container running. ``name``: of the container, which then stays when it ends.
         gpus: value of ``docker run --gpus``; ``auto``: all if the image and the engine support them; ``none``.
         environment: ``NAME=VALUE``, or ``NAME`` of a variable of this process.
         terminal: stdin and stdout are a terminal.
@@ -66,6 +78,10 @@ class Request:
     port: int = 8888
     data: Path | None = None
     output: Path | None = None
+    volumes: tuple[str, ...] = ()
+    ports: tuple[str, ...] = ()
+    detach: bool = False
+    name: str = ""
     gpus: str = "auto"
     environment: tuple[str, ...] = ()
     terminal: bool = False
@@ -141,14 +157,30 @@ def _folders(spec: Spec, request: Request) -> tuple[list[str], bool]:
         if request.output.exists() and not request.output.is_dir():
             raise UserError(f"--output: '{request.output}' is not a folder")
         mounts.append(bind(request.output, OUTPUT))
-    return mounts, request.mount or request.output is not None
+    writes = request.mount or request.output is not None
+    for text in request.volumes:
+        match = _VOLUME.fullmatch(text)
+        if not match:
+            raise UserError(f"--volume: '{text}' is not SOURCE:/PATH[:ro], with a folder, a file or a volume's name")
+        source = Path(match[1]).expanduser()
+        if "/" not in match[1] and not source.exists():
+            mounts.append(
+                ",".join([f"type=volume,source={match[1]},target={match[2]}", *(["readonly"] if match[3] else [])])
+            )
+            continue
+        if not source.exists():
+            raise UserError(f"--volume: no file or folder '{match[1]}'")
+        mounts.append(bind(source, match[2], read_only=bool(match[3])))
+        writes = writes or not match[3]
+    return mounts, writes
 
 
 def _devices(spec: Spec, request: Request, host: Host) -> list[str]:
     if spec.accelerator == "tpu" and host.tpu:
         return list(TPU_FLAGS)
     if request.gpus not in ("auto", "none"):
-        return ["--gpus", request.gpus]
+        # A value is a line of CSV: https://docs.docker.com/reference/cli/docker/container/run/#gpus
+        return ["--gpus", f'"{request.gpus}"' if re.fullmatch(r"device=[^\"]*,[^=\"]*", request.gpus) else request.gpus]
     return ["--gpus", "all"] if request.gpus == "auto" and spec.accelerator == "nvidia" and host.nvidia else []
 
 
@@ -176,7 +208,7 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
     if request.shell and not request.words and not request.terminal:
         raise UserError("--shell: no terminal: give a command, as in 'trainyard run --shell -- -c \"ls -l\"'")
     mounts, writes = _folders(spec, request)
-    found = ["docker", "run", "--rm", f"--shm-size={SHARED_MEMORY}"]
+    found = ["docker", "run", *_kept(spec, request), f"--shm-size={SHARED_MEMORY}"]
     if request.terminal:
         found += ["--interactive", "--tty"]
     found += _devices(spec, request, host)
@@ -191,6 +223,9 @@ def arguments(spec: Spec, reference: str, request: Request, host: Host, server: 
         found.append("--security-opt=label=disable")
     for mount in mounts:
         found += ["--mount", mount]
+    for port in request.ports:
+        host_port = port if ":" in port else f"{port}:{port}"
+        found.append(f"--publish={host_port if host_port.count(':') > 1 else f'127.0.0.1:{host_port}'}")
     folders = spec.kind.jupyter if request.jupyter else {}
     inherited = variables(request)
     named = [name if (name := given.partition("=")[0]) in inherited else given for given in request.environment]
@@ -214,8 +249,37 @@ def check_folders(engine: Engine, reference: str, arguments: list[str]) -> None:
     """Raise a :class:`UserError` if a folder of :func:`arguments` is not on the engine's machine."""
     for option, value in pairwise(arguments):
         if option == "--mount":
-            _, source, *_ = next(csv.reader([value]))
-            engine.require_folder(reference, source.removeprefix("source="))
+            kind, source, *_ = next(csv.reader([value]))
+            if kind == "type=bind":
+                engine.require_folder(reference, source.removeprefix("source="))
+
+
+def _kept(spec: Spec, request: Request) -> list[str]:
+    """The options for the end of a container: one with a name stays, until its log was read (``running``)."""
+    if not request.name:
+        return ["--rm"]
+    labels = {RUN: spec.local_name, RUN_OUTPUT: str(request.output.resolve()) if request.output else ""}
+    labels |= {} if request.detach else resource_labels("run")  # which "clean" removes when this process has ended
+    detached = ["--detach"] if request.detach else []
+    return [
+        *detached,
+        f"--name={request.name}",
+        *(f"--label={name}={value}" for name, value in labels.items() if value),
+    ]
+
+
+def free_gpu(listed: str) -> str:
+    """Return the ``--gpus`` of the GPU that uses the least memory, of what :data:`NVIDIA_SMI` prints.
+
+    Raises:
+        UserError: none uses less than a tenth of its memory.
+    """
+    rows = [[int(one) for one in line.split(",")] for line in listed.splitlines() if re.fullmatch(r"[\d, ]+", line)]
+    used, index = min(((used / total, index) for index, used, total in rows if total), default=(1.0, 0))
+    if used >= 0.1:
+        shown = ", ".join(f"{index}: {used} of {total} MiB" for index, used, total in rows) or "nvidia-smi lists none"
+        raise UserError(f"--gpus free: no GPU is free ({shown}): wait, or name one, as in '--gpus device=0'")
+    return f"device={index}"
 
 
 def jupyter_server(engine: Engine, reference: str) -> str:
@@ -245,7 +309,10 @@ def check_own(spec: Spec, image: Image) -> None:
     if not built or built.get("folder", str(spec.folder)) == str(spec.folder):
         return
     lock = pylock.digest(spec.lock_file) if spec.lock_file.is_file() else ""
-    same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (lock, spec.workspace.config_hash)
+    same = (labels.get(f"{LABELS}.lock"), labels.get(f"{LABELS}.config")) == (
+        lock,
+        code_layer.configuration(spec.workspace),
+    )
     if not same or code_changed(spec, labels):
         raise UserError(
             f"{NAME}:{spec.local_name} is the image of {built['folder']}, which has the same name: run "

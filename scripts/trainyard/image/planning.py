@@ -122,7 +122,7 @@ def _compile_base(spec: Spec, found: Sources) -> str:
 
     What is compiled must be run on the image's platform, and the build base is on that of the engine.
     """
-    if not spec.locked().compiled:
+    if not spec.locked().compiled and not spec.workspace.compiles_own:
         return ""
     return found.build_base or found.base if spec.arch == spec.context.engine.architecture else found.base
 

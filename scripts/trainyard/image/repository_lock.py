@@ -491,7 +491,7 @@ def _builds(request: Request, installed: resolution.Versions, previous: _Previou
     Args:
         installed: versions of everything that the image has.
     """
-    if not request.compiled:
+    if not request.compiled and not request.spec.workspace.compiles_own:
         return {}
     present = {
         arch: {name: version for name, version in of.items() if name not in request.compiled}

@@ -482,7 +482,9 @@ def build_lines(request: Request) -> tuple[Line, ...]:
         lines[spec.architecture.machine] = missing = []
         for line, by, source in needed:
             wanted = line.requirement
-            if not any(one.applies(spec) for one in ([source] if source else compiled)):
+            if not any(one.applies(spec) for one in ([source] if source else compiled)) and not (
+                source is None and spec.workspace.compiles_own
+            ):
                 continue
             if not applies(wanted.marker, spec.python_version, spec.architecture.machine):
                 continue

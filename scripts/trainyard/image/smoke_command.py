@@ -44,7 +44,7 @@ from trainyard.image.command_words import DATA, OUTPUT, SHARED_MEMORY, container
 from trainyard.image.smoke_containers import EMULATED, GRACE, SmokeSandbox
 from trainyard.image.smoke_failure import Explanation, HostFiles, Run, asked_for, own_lines, tracebacks
 from trainyard.recipe import Command, Recipe
-from trainyard.sandbox import containers
+from trainyard.sandbox import containers, curves
 from trainyard.spec import architectures
 from trainyard.spec.naming import FOLDER
 from trainyard.spec.naming import SETTINGS as FILE
@@ -423,6 +423,11 @@ class Tester:
             if not alive and status:
                 self.fail(run, self.explain.of(run))
             self.printed, self.seconds = own_lines(run.lines), seconds
+            losses = curves.Curves()
+            for line in self.printed:
+                losses.add(line, 0)
+            for line in losses.lines():
+                logger.info(line)
             if smoke.expect and not any(re.search(smoke.expect, line) for line in self.printed):
                 printed = next((line for line in reversed(self.printed) if line.strip()), "nothing")
                 where = self.explain.key("smoke", "expect")

@@ -9,6 +9,7 @@ from trainyard.common.errors import UserError
 from trainyard.image import build_backends, dockerfile, lock_origin, repository_lock
 from trainyard.image.smoke_failure import HostFiles
 from trainyard.spec.model import RepositorySpec, Spec, relative
+from trainyard.spec.naming import LABELS
 from trainyard.spec.state import own
 from trainyard.workspace import check, code_layer, indexes, python_survey, requirements, wheels
 from trainyard.workspace.code_files import CodeFile
@@ -48,6 +49,10 @@ def prepare(spec: Spec) -> tuple[Spec, str]:
     wanted = requirements.of_platform(spec)
     wheels.ensure(wanted.sources, spec.locked().requirements, spec.lock_file, built, build_backends.of_spec(spec).wheel)
     (folder / "code.tar").unlink(missing_ok=True)
+    if spec.workspace.compiles_own:
+        code_layer.write_sources(spec.workspace, folder / "extensions.tar")
+        labels = spec.own_labels | {f"{LABELS}.config": code_layer.configuration(spec.workspace)}
+        spec = spec.model_copy(update={"own_labels": labels})
     diff_id = ""
     if spec.has_code:
         layer = code_layer.write(spec.workspace, folder / "code.tar", spec.site)

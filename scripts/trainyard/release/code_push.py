@@ -36,7 +36,7 @@ from trainyard.release import pushed_code, pushes
 from trainyard.release.pushed_code import Image
 from trainyard.release.pushes import Push
 from trainyard.spec.architectures import Architecture
-from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, SETTINGS, TAG, UNTESTED
+from trainyard.spec.naming import DEVELOPMENT, LABELS, NAME, TAG, UNTESTED
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Code(Protocol):
     Attributes:
         folder: of the repository, ``kept``: of what is kept about its image, whatever the platform.
         lock: SHA-256 of the lock, ``config``: that of what trainyard.yaml says; as the image's labels have them.
+        configured: the file that ``config`` is of, and what else.
     """
 
     @property
@@ -77,6 +78,9 @@ class Code(Protocol):
 
     @property
     def config(self) -> str: ...
+
+    @property
+    def configured(self) -> str: ...
 
     def write(self, path: Path) -> Layer:
         """Write the layer of the code as an uncompressed tar."""
@@ -142,7 +146,7 @@ def _check(code: Code, pushed: Push, image: Image) -> None:
         raise UserError(f"{where} was built before images had recipes: run 'trainyard image' and 'trainyard push'")
     compared = {
         "pylock.trainyard.toml": (image.labels.get(f"{LABELS}.lock"), code.lock),
-        SETTINGS: (image.labels.get(f"{LABELS}.config"), code.config),
+        code.configured: (image.labels.get(f"{LABELS}.config"), code.config),
     }
     changed = [name for name, (there, here) in compared.items() if there != here]
     if changed:

@@ -13,6 +13,7 @@ from trainyard.release.code_push import Commit, Layer
 from trainyard.spec import pylock
 from trainyard.spec.architectures import Architecture
 from trainyard.spec.model import RepositorySpec, Spec
+from trainyard.spec.naming import SETTINGS
 from trainyard.workspace import check, code_layer
 
 
@@ -48,7 +49,12 @@ class RepositoryCode:
 
     @property
     def config(self) -> str:
-        return self.spec.workspace.config_hash
+        return code_layer.configuration(self.spec.workspace)
+
+    @property
+    def configured(self) -> str:
+        own = self.spec.workspace.compiles_own
+        return f"{SETTINGS} or a source of the extension modules" if own else SETTINGS
 
     def write(self, path: Path) -> Layer:
         return code_layer.write(self.spec.workspace, path, self.spec.site, check.require(self.spec))

@@ -32,6 +32,9 @@ from trainyard.spec.yaml_source import Strict
 #: Name of the file that describes a user's image.
 FILE = SETTINGS
 
+#: Of ``sources`` of ``build``: the project in trainyard.yaml's own folder.
+OWN = "."
+
 #: Endings of the files that are a project alone.
 ONE_FILE = (".py", ".ipynb")
 
@@ -119,15 +122,21 @@ class Build(Strict):
 
     Attributes:
         packages: Debian packages of that stage, such as ``g++``; they are not in the image.
-        sources: requirements that are compiled from their source distributions, such as ``flash-attn==2.8.3``.
+        sources: requirements that are compiled from their source distributions, such as ``flash-attn==2.8.3``, and
+            :data:`OWN`, the extension modules of the project in trainyard.yaml's folder.
         requires: what their setup.py needs and their pyproject.toml does not declare, such as ``ninja``.
         environment: variables of that stage, such as ``TORCH_CUDA_ARCH_LIST``.
     """
 
     packages: list[DebianPackage] = Field(default_factory=list)
-    sources: list[PackageRequirement] = Field(min_length=1)
+    sources: list[Literal["."] | PackageRequirement] = Field(min_length=1)
     requires: list[PackageRequirement] = Field(default_factory=list)
     environment: dict[Variable, Line] = Field(default_factory=dict)
+
+    @property
+    def packages_compiled(self) -> list[str]:
+        """Return ``sources`` without :data:`OWN`."""
+        return [one for one in self.sources if one != OWN]
 
 
 class SmokeRun(Strict):
@@ -264,6 +273,11 @@ class Workspace:
         """The folder that its containers have at /data; None: none."""
         name = self.given_data or (self.document.smoke and self.document.smoke.data)
         return self.root / name if name else None
+
+    @property
+    def compiles_own(self) -> bool:
+        """Whether the image has the extension modules of the code's own project."""
+        return self.document.build is not None and OWN in self.document.build.sources
 
     @property
     def config_hash(self) -> str:

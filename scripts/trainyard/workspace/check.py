@@ -154,7 +154,9 @@ def check(spec: RepositorySpec) -> Checked:
                 _check_imports(found, spec, start, sources, pins, pins.union(*provided))
         with found.refusing():
             installed = named | ({""} if wanted.compiled else set())
-            for text in python_projects.extensions(python_projects.folders_of(spec.workspace), installed):
+            folders = python_projects.folders_of(spec.workspace)
+            folders = [one for one in folders if not (spec.workspace.compiles_own and one == spec.workspace.root)]
+            for text in python_projects.extensions(folders, installed):
                 found.note(text)
         with found.refusing():
             found.files = code_files.inspected(spec.workspace, listed)

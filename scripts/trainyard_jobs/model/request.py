@@ -101,6 +101,10 @@ class Request:
     memory: str | None = None
     namespace: str | None = None
     node_selector: tuple[tuple[str, str], ...] = ()
+    toleration: tuple[str, ...] = ()
+    image_pull_secret: tuple[str, ...] = ()
+    array: str | None = None
+    requeue: bool = False
     pool: tuple[tuple[str, str], ...] = ()
     web_access: bool = False
 
@@ -209,7 +213,7 @@ def image_of(recipe: Recipe | None, image: str | None, address: str | None, push
         UserError: neither a recipe nor an image is given, or what is given names no image.
     """
     if image:
-        if wrong := why_unusable(image):
+        if not image.startswith("/") and (wrong := why_unusable(image)):
             raise UserError(f"'--image': {wrong}")
         return image
     if recipe is None:

@@ -71,6 +71,15 @@ def check_options(platform: Platform, request: Request, name: str | None = None)
         raise UserError(f"'--name {name}' is no name of a Kubernetes object: {form}, as in {object_name(name)}")
     if not (platform.name == "ai-platform" and request.tpu):  # its TPUs were separate from the image's machine
         check_device(request, platform, PLATFORMS)
+    if request.image.startswith("/") and platform.name != "slurm":
+        raise UserError(f"'--image {request.image}' is a file, which Slurm alone starts: name an image at a registry")
+    for mount in request.mounts if "mount" in platform.options else ():
+        if mount.kind not in platform.mounts:
+            shown = f"/{mount.folder}:" if mount.kind == "folder" else f"{mount.kind}://"
+            others = ", ".join(one.name for one in PLATFORMS if "mount" in one.options and mount.kind in one.mounts)
+            raise UserError(
+                f"'--mount {shown}...': '--platform {platform.name}' mounts no such folder; these do: {others}"
+            )
     for row in ROWS:
         if not row.everywhere and getattr(request, row.field) and row.name not in platform.options:
             instead = _INSTEAD.get((platform.name, row.name), "")

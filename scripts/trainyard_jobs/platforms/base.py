@@ -65,6 +65,7 @@ class Platform(ABC):
         in_kubernetes: whether its jobs are objects of Kubernetes.
         tpu_machine: whether ``MACHINE=`` selects the machines of a TPU slice.
         options: names of the options that it has of those that only some platforms have.
+        mounts: kinds of ``--mount`` that it has: gs, nfs, pvc, and ``folder``, of its machines.
         dry_run: words of the command by which it checks a file without running it; empty if it has none.
     """
 
@@ -74,6 +75,7 @@ class Platform(ABC):
     in_kubernetes: ClassVar[bool] = False
     tpu_machine: ClassVar[bool] = False
     options: ClassVar[frozenset[str]] = frozenset()
+    mounts: ClassVar[tuple[str, ...]] = ("gs", "nfs")
     dry_run: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

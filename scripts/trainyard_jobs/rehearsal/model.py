@@ -37,6 +37,7 @@ class Replica:
         attempt_variables: variables with the number of the restart (JobSet's annotation restart-attempt).
         mounts: folders other than /gcs: of buckets (Cloud Storage FUSE on GKE), or in memory without a bucket.
         hosts: the machines that the platform runs it on.
+        cpus, memory: what the job limits it to, memory in bytes; 0 without a limit.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Replica:
     mounts: tuple[Mount, ...] = ()
     attempt_variables: tuple[str, ...] = ()
     hosts: Hosts = UNKNOWN_HOSTS
+    cpus: float = 0.0
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Rehearsal:
         grace: seconds from SIGTERM to SIGKILL when a machine is preempted.
         notes: differences between the rehearsal and the job, for the user.
         metric_file: path to which a tuning trial writes its measurements; "" for other jobs.
+        deadline: seconds after which the platform ends the job; 0 without a limit.
     """
 
     platform: str
@@ -119,6 +123,7 @@ class Rehearsal:
     grace: float = 30.0
     notes: tuple[str, ...] = ()
     metric_file: str = ""
+    deadline: int = 0
 
 
 @dataclass(frozen=True)

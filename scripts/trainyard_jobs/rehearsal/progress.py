@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from trainyard.sandbox.curves import STEP, Curves
+
 #: Trainyard's lines (trainers/common/job.py), and those in the format of pytorch/xla's examples.
 _LINE = re.compile(r"step (\d+)/\d+: (?:loss ([\d.]+), .* ([\d,]+) \w+/s|accuracy ([\d.]+))")
 _TRAIN = re.compile(r"\| Training Device=\S+ Epoch=(\d+) Step=(\d+) Loss=(\S+) Rate=(\S+) ")
 _TEST = re.compile(r"Epoch (\d+) test end .*Accuracy=([\d.]+)")
-#: Other trainers: "step 20", "Step: 20", '"global_step": 20', "Epoch=2".
-_STEP = re.compile(r"\b(?:global_?)?step\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
+#: Other trainers: "step 20", "Step: 20", '"global_step": 20', "iter 20", "Epoch=2".
 _EPOCH = re.compile(r"\bepoch\b[\"']?\s*[=: ]\s*(\d+)", re.IGNORECASE)
 
 
@@ -22,6 +23,7 @@ class Progress:
 
     Attributes:
         losses, rates: (seconds since the start, value); the rate is as in the log, torch_xla's of one device.
+        curves: every loss that the lines name, such as val_loss.
         accuracies: (seconds, epoch, percent) after each epoch.
         summary: the trainer's summary, the JSON object of its last line; {} until it is printed.
         resumed_from: the steps from which trainers resumed.
@@ -32,6 +34,7 @@ class Progress:
         """``patterns``: regular expressions to search lines for."""
         self.losses: list[tuple[float, float]] = []
         self.rates: list[tuple[float, float]] = []
+        self.curves = Curves()
         self.accuracies: list[tuple[float, int, float]] = []
         self.summary: dict[str, Any] = {}
         self.resumed_from: list[int] = []
@@ -43,6 +46,7 @@ class Progress:
 
     def add(self, line: str, seconds: float) -> None:
         """Evaluate a log line, printed ``seconds`` after the start."""
+        named = self.curves.add(line, seconds)
         self.matched |= {text for text, pattern in self._patterns.items() if pattern.search(line)}
         if train := _TRAIN.search(line):
             epoch, step = int(train[1]), int(train[2])
@@ -59,12 +63,13 @@ class Progress:
                 self.rates.append((seconds, float(ours[3].replace(",", ""))))
         elif test := _TEST.search(line):
             self.accuracies.append((seconds, int(test[1]), float(test[2])))
-        elif line.startswith("{"):
-            self._summary(line)
+        elif line.startswith("{") and self._summary(line):
+            pass
         elif match := re.match(r"Resumed from step (\d+)", line):
             self.resumed_from.append(int(match[1]))
         elif not line.startswith("launch: "):
-            epoch_word, step_word = _EPOCH.search(line), _STEP.search(line)
+            self.losses += [(seconds, value) for _, value in named[:1]]
+            epoch_word, step_word = _EPOCH.search(line), STEP.search(line)
             if step_word:
                 self._reach(int(epoch_word[1]) if epoch_word else 0, int(step_word[1]))
 
@@ -73,11 +78,14 @@ class Progress:
         self.epoch = max(self.epoch, epoch)
         self._steps[epoch] = max(self._steps.get(epoch, 0), step)
 
-    def _summary(self, line: str) -> None:
+    def _summary(self, line: str) -> bool:
+        """Whether a line is the trainer's summary, which is kept."""
         with contextlib.suppress(json.JSONDecodeError):
             found = json.loads(line)
             if isinstance(found, dict) and found.get("event") == "summary":
                 self.summary = found
+                return True
+        return False
 
     def reached(self, epoch: int, step: int) -> bool:
         """Whether the log has shown this step of an epoch, or a later one.

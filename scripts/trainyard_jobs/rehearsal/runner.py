@@ -26,7 +26,7 @@ from trainyard_jobs.rehearsal.faults import Fault
 from trainyard_jobs.rehearsal.images import LocalImage
 from trainyard_jobs.rehearsal.model import End, Rehearsal, Replica, Verdict
 from trainyard_jobs.rehearsal.progress import Progress
-from trainyard_jobs.rehearsal.sandbox import Limits, RehearsalSandbox
+from trainyard_jobs.rehearsal.sandbox import Limits, RehearsalSandbox, of_replica
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Runner:
                 if verdict and verdict.action in ("succeeded", "failed"):
                     return verdict
             self._inject_faults()
-            if self._now > self._timeout:
+            if self._now > min(self._timeout, self._rehearsal.deadline or self._timeout):
                 return self._timed_out()
 
     def _ended(self, event: _Ended) -> Verdict | None:
@@ -196,10 +196,14 @@ class Runner:
         member.cause = ""
         self._record(member, event.status, cause)
         if cause == "memory":
+            limit = of_replica(self._share, member.replica).memory
+            own = "that is the limit of the job, which would end like this, too"
             return Verdict(
                 "failed",
-                f"{event.name} ran out of memory: its limit was {self._share.memory / 2**20:.0f} MB",
-                "give each replica more with '--memory 4g', or use fewer or smaller replicas",
+                f"{event.name} ran out of memory: its limit was {limit / 2**20:.0f} MB",
+                own
+                if limit == member.replica.memory
+                else "give each replica more with '--memory 4g', or use fewer or smaller replicas",
             )
         end = End(
             replica=member.replica,
@@ -233,10 +237,12 @@ class Runner:
         for name in running:
             self._members[name].cause = "timeout"
         lines = "; ".join(f"{name}: {line[:100] or '(none)'}" for name, line in last.items())
+        own = 0 < self._rehearsal.deadline <= self._timeout
+        more = "the job itself allows no more" if own else "give it more time with '--timeout ...'"
         return Verdict(
             "failed",
-            f"still running after {self._timeout:g} s: {', '.join(running)}",
-            f"give it more time with '--timeout ...'; the last lines are: {lines}",
+            f"still running after {self._rehearsal.deadline if own else self._timeout:g} s: {', '.join(running)}",
+            f"{more}; the last lines are: {lines}",
         )
 
     # --- faults -----------------------------------------------------------------------------------

@@ -65,6 +65,12 @@ def limits(engine: Engine, replicas: int, cpus: float = 0.0, memory: int = 0) ->
     return Limits(cpus or max(1.0, info["NCPU"] / replicas), memory or share)
 
 
+def of_replica(share: Limits, replica: Replica) -> Limits:
+    """The limits of a replica: those of the job, where they are below its share."""
+    memory = min(share.memory, replica.memory or share.memory)
+    return Limits(min(share.cpus, replica.cpus or share.cpus), memory)
+
+
 def buckets_named(documents: list[dict[str, Any]]) -> list[str]:
     """The buckets that a job file names, as gs://NAME, /gcs/NAME or a Cloud Storage FUSE volume."""
     text = json.dumps(documents)
@@ -208,6 +214,7 @@ class RehearsalSandbox(Sandbox):
         Args:
             extra: variables that override all others.
         """
+        share = of_replica(share, replica)
         environment = image.environment(self._engine) | dict(replica.environment) | self.environment()
         if replica.devices:
             environment["LAUNCHER_SYSROOT"] = f"/{_SYSROOT}"

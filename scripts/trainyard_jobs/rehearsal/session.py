@@ -138,7 +138,7 @@ def run(
     if problems:
         found["problems"] = problems
     files = report.write(session.output, found)
-    return Result(found, session.output, tuple(files), tuple(problems))
+    return Result(found, session.output, (*files, *session.files), tuple(problems))
 
 
 class _Session:
@@ -164,6 +164,7 @@ class _Session:
             if image.note:
                 logger.info(f"rehearse: {image.note}")
         self.images = {one.name: found[one.image, one.hosts] for one in rehearsal.replicas}
+        self.files: list[str] = []
         self.sidecar = images.find(self.engine, options.sidecar, options.sidecar) if options.sidecar else None
 
     def _run(self, rehearsal: Rehearsal, injected: Sequence[Fault], logs: Path) -> Outcome:
@@ -191,6 +192,10 @@ class _Session:
         outcome = self._run(self.rehearsal, requested, self.output / "logs")
         found = report.of_run(self.rehearsal, outcome) | {"file": str(self.job.path)}
         self.show(_replicas_table(outcome))
+        self.output.mkdir(parents=True, exist_ok=True)
+        self.files = outcome.progress.curves.write(self.output, time.time() - outcome.seconds)
+        for line in outcome.progress.curves.lines():
+            self.show(line)
         problems = [] if outcome.succeeded else [_failure(outcome)]
         return found, problems + _not_injected(requested, outcome)
 

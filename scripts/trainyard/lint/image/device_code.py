@@ -97,7 +97,8 @@ def extensions_have_code_for_their_gpus(image: Evidence) -> Iterator[Finding]:
             continue
         what = f"of {library.package or 'no package'} has no code for {' '.join(missing)}, which the image promises"
         why = "its functions fail on such a GPU: no kernel image is available"
-        if package in compiled:
+        # No package brings what the repository's own setup.py compiled into the site directory.
+        if package in compiled or (not package and path.startswith(f"{image.inside.site}/")):
             wanted = ";".join(promised.text.split())
             fix = f"set TORCH_CUDA_ARCH_LIST to '{wanted}' under 'build: environment:', or to the GPUs you train on, "
             yield Finding(_named(path), what, why, f"{fix}which the image promises then")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from trainyard_jobs.kubernetes import gke_objects, train_jobs
@@ -112,6 +113,7 @@ def rehearsal(job: JobFile) -> Rehearsal:
         policy=policy,
         grace=float(count(jobs[0].pod.get("terminationGracePeriodSeconds"), SPOT_GRACE)),
         notes=tuple(dict.fromkeys(notes)),
+        deadline=count(jobs[0].spec.get("activeDeadlineSeconds")),
     )
 
 
@@ -202,6 +204,12 @@ def _requested(container: Mapping[str, Any], resource: str) -> int:
     return max(count((resources.get(kind) or {}).get(resource)) for kind in ("limits", "requests"))
 
 
+def _limit(container: Mapping[str, Any], resource: str) -> Fraction:
+    """A limit of a container; 0 without one."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return gke_objects.quantity(limits.get(resource)) or Fraction(0)
+
+
 def _slice(job: JobFile, one: _Job) -> machines.TpuSlice | None:
     """The TPU slice that the pods of a Job form; None for a Job without TPUs."""
     chips = _requested(_container(job, one), TPU_RESOURCE)
@@ -260,6 +268,8 @@ def _replica(
         mounts=_mounts(one, container, environment, notes),
         attempt_variables=attempts,
         hosts=gke_objects.hosts_of(one.pod.get("nodeSelector") or {}),
+        cpus=float(_limit(container, "cpu")),
+        memory=int(_limit(container, "memory")),
     )
 
 

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: The options that every platform with Kubernetes objects on GKE has, and how the API server checks objects.
 OPTIONS = frozenset({"flex-start", "reservation", "queue", "placement", "disk", "mount", "labels", "env", "secret",
-                     "cpu", "memory", "namespace", "node-selector"})  # fmt: skip
+                     "cpu", "memory", "namespace", "node-selector", "toleration", "image-pull-secret"})  # fmt: skip
+MOUNTS = ("gs", "nfs", "pvc")
 DRY_RUN = ("kubectl", "create", "--dry-run=server", "--filename")
 
 #: The port of torchrun's rendezvous, which is also the launcher's default.
@@ -150,6 +151,7 @@ def _pod(request: Request, name: str) -> dict[str, Any]:
         "serviceAccountName": request.service_account,
         "nodeSelector": selector(request),
         "tolerations": tolerations(request),
+        "imagePullSecrets": [{"name": one} for one in request.image_pull_secret],
         "priorityClassName": request.priority,
         "containers": [without_empty(container)],
         "volumes": [volume for _, volume, _ in mounted],
@@ -180,6 +182,10 @@ def _storage(request: Request) -> Iterator[Mounted]:
         volume = {"name": "disk", "ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
         yield DISK_PATH, volume, False
     for number, mount in enumerate(request.mounts):
+        if mount.claim:
+            claim_of = {"claimName": mount.claim} | ({"readOnly": True} if mount.read_only else {})
+            yield mount.path, {"name": f"claim-{number}", "persistentVolumeClaim": claim_of}, mount.read_only
+            continue
         if mount.server:
             nfs = {"server": mount.server, "path": f"/{mount.folder}"} | ({"readOnly": True} if mount.read_only else {})
             yield mount.path, {"name": f"nfs-{number}", "nfs": nfs}, mount.read_only
@@ -218,8 +224,12 @@ def metadata(request: Request, **more: Any) -> dict[str, Any]:
 
 
 def tolerations(request: Request) -> list[dict[str, str]]:
-    """The taints of GKE's nodes with accelerators and of Spot VMs."""
+    """The taints of GKE's nodes with accelerators, of Spot VMs, and those that are given."""
     found = []
+    for text in request.toleration:
+        key, equals, value = text.partition(":")[0].partition("=")
+        how = {"operator": "Equal", "value": value} if equals else {"operator": "Exists"}
+        found.append(without_empty({"key": key, "effect": text.partition(":")[2]}) | how)
     for key, needed in ((gke_objects.TPU_RESOURCE, request.tpu), (gke_objects.GPU_RESOURCE, request.gpus)):
         if needed:
             found.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
@@ -378,6 +388,7 @@ class Gke(Platform):
     in_kubernetes = True
     kinds = ("gke",)
     tpu_machine = True
+    mounts = MOUNTS
     options = OPTIONS | {"priority"}
     dry_run = DRY_RUN
 

@@ -96,6 +96,7 @@ def _pod_patch(request: Request, name: str) -> dict[str, Any]:
         "serviceAccountName": request.service_account,
         "nodeSelector": gke.selector(request),
         "tolerations": gke.tolerations(request),
+        "imagePullSecrets": [{"name": one} for one in request.image_pull_secret],
         "volumes": [volume for _, volume, _ in volumes],
         "containers": [{"name": NODE, "volumeMounts": gke.volume_mounts(volumes)}],
     }
@@ -108,6 +109,7 @@ class Kubeflow(Platform):
     name = "kubeflow"
     in_kubernetes = True
     tpu_machine = True
+    mounts = gke.MOUNTS
     options = gke.OPTIONS
     dry_run = gke.DRY_RUN
 

@@ -38,8 +38,6 @@ _GROUP = (
 def _check(request: Request) -> None:
     """Check that SkyPilot can run what is requested."""
     writing.refuse("skypilot", request, "tune", "tensorboard", "slices", "timeout", "service_account")
-    if any(one.server for one in request.mounts):
-        raise UserError("'--mount nfs://...': SkyPilot mounts buckets only")
     for name, source in request.secret:
         if source != "env":
             raise UserError(
@@ -114,6 +112,7 @@ class SkyPilot(Platform):
 
     name = "skypilot"
     file_name = "task.yaml"
+    mounts = ("gs",)
     options = frozenset({"disk", "mount", "labels", "env", "secret", "cpu", "memory"})
     dry_run = ("sky", "launch", "--dryrun", "--yes")
 

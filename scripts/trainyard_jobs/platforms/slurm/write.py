@@ -7,6 +7,7 @@ https://apptainer.org/docs/user/main/cli/apptainer_run.html.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 
@@ -17,6 +18,9 @@ from trainyard_jobs.model import options
 from trainyard_jobs.model.request import Request
 from trainyard_jobs.platforms import submission, writing
 from trainyard_jobs.platforms.base import Platform, RenderedJob, Submission
+
+#: Stands for the number of a job array's task: https://slurm.schedmd.com/job_array.html
+_TASK = "@SLURM_ARRAY_TASK_ID@"
 
 
 def _check(request: Request) -> None:
@@ -42,8 +46,11 @@ def directives(request: Request) -> list[str]:
         "--ntasks-per-node=1",
         # The data loaders use all CPUs of the node, unless a number is given.
         f"--cpus-per-task={options.whole_cpus(request.cpu)}" if request.cpu else "--exclusive",
-        "--output=%x-%j.log",
+        f"--output={'%x-%A_%a.log' if request.array else '%x-%j.log'}",
     ]
+    found += [f"--array={request.array}"] if request.array else []
+    # The log of a job that starts again goes on.
+    found += ["--requeue", "--open-mode=append"] if request.requeue else []
     if request.memory:
         found.append(f"--mem={options.mebibytes(request.memory)}M")
     if request.gpus:
@@ -57,13 +64,17 @@ def directives(request: Request) -> list[str]:
 
 def enroot_image(image: str) -> str:
     """An image as enroot names it, with a ``#`` after the registry: https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md."""
+    if image.startswith("/"):
+        return image
     registry = Reference.parse(image).registry
     return f"{registry}#{image[len(registry) + 1 :]}" if image.startswith(f"{registry}/") else image
 
 
 def step(request: Request) -> list[str]:
     """The lines that run the image on every node. A node that fails ends the others."""
-    args, env = request.with_output()
+    folder = f"{request.output.rstrip('/')}/{_TASK}" if request.output and request.array else request.output
+    args, env = dataclasses.replace(request, output=folder).with_output()
+    binds = [f"/{one.folder}:{one.path}{':ro' if one.read_only else ''}" for one in request.mounts]
     # Without --whole, a step of one task has one CPU of the node.
     command = ["srun", "--whole", "--kill-on-bad-exit=1"]
     if request.container_runtime != "apptainer":  # pyxis, the default
@@ -71,14 +82,22 @@ def step(request: Request) -> list[str]:
         named = [f"--container-env={','.join(env)}"] if env else []
         entrypoint = "--no-container-entrypoint" if request.command else "--container-entrypoint"
         image = [f"--container-image={enroot_image(request.image)}", entrypoint, *named, "--no-container-mount-home"]
+        image += [f"--container-mounts={','.join(binds)}"] if binds else []
         # What follows is the command of the image, which pyxis passes to the entrypoint.
         words, prefix = [*command, *image, *request.command, *args], ""
     else:
         gpu = ["--nv"] if request.gpus else []
-        start = ["exec" if request.command else "run", *gpu, f"docker://{request.image}", *request.command]
+        source = request.image if request.image.startswith("/") else f"docker://{request.image}"
+        given = [f"--bind={','.join(binds)}"] if binds else []
+        start = ["exec" if request.command else "run", *gpu, *given, source, *request.command]
         words, prefix = [*command, "apptainer", *start, *args], "APPTAINERENV_"
     # Not as an option, which would take a comma in a value for its end. srun passes its environment on.
-    return [*(f"export {prefix}{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(words)]
+    return [*(f"export {prefix}{name}={_quoted(value)}" for name, value in env.items()), " ".join(map(_quoted, words))]
+
+
+def _quoted(word: str) -> str:
+    """Return a word for bash, in which :data:`_TASK` is the number of the array's task."""
+    return '"$SLURM_ARRAY_TASK_ID"'.join(shlex.quote(part) if part else "" for part in word.split(_TASK)) or "''"
 
 
 class Slurm(Platform):
@@ -86,7 +105,9 @@ class Slurm(Platform):
 
     name = "slurm"
     file_name = "job.sbatch"
-    options = frozenset({"queue", "priority", "reservation", "container-runtime", "env", "cpu", "memory"})
+    mounts = ("folder",)
+    options = frozenset({"queue", "priority", "reservation", "container-runtime", "env", "cpu", "memory", "mount",
+                         "array", "requeue"})  # fmt: skip
     dry_run = ("sbatch", "--test-only")
 
     def write(self, request: Request, file: str | None = None) -> RenderedJob:
