@@ -17,13 +17,11 @@ import pytest
 from matplotlib.text import Text
 from tests.fakes.engine import FakeEngine, Image, Ran, Resource
 
-from trainyard.common import settings
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
 from trainyard.sandbox import containers
 from trainyard.sandbox.fakes.google_cloud import GoogleCloud
 from trainyard.spec.architectures import ARM64, Architecture
-from trainyard_jobs.commands.job import rehearse
 from trainyard_jobs.model import image_metadata, machines
 from trainyard_jobs.model.image_metadata import Contents
 from trainyard_jobs.model.machines import Hosts
@@ -485,13 +483,3 @@ def test_the_best_trial_is_the_highest_or_the_lowest(tmp_path: Path, outcome: Ou
     assert report.of_tuning(runs[2:], "m", True, 9.0)["best"] is None
     report.write(tmp_path, report.of_tuning(runs, "m", True, 9.0))
     assert re.search(rb"^\x89PNG", (tmp_path / "report.png").read_bytes())
-
-
-# --- the page --------------------------------------------------------------------------------------------------
-
-
-def test_every_option_is_on_the_page_and_the_page_has_no_other() -> None:
-    text = (settings.ROOT / "docs" / "jobs" / "rehearse.md").read_text(encoding="utf-8")
-    table = text.partition("| option |")[2].partition("\n\n")[0]
-    on_page = {name for row in table.splitlines()[2:] for name in re.findall(r"`(--[a-z-]+)`", row.split("|")[1])}
-    assert on_page == {name for one in rehearse.command.params for name in one.opts if name.startswith("--")}

@@ -48,7 +48,7 @@ def sections() -> dict[str, str]:
 
 
 def source_ids() -> list[str]:
-    return re.findall(r'^\| <a id="([a-z0-9-]+)"></a>\1 \|', CONTRACT.partition("\n## Sources")[2], re.MULTILINE)
+    return re.findall(r'^- <a id="([a-z0-9-]+)"></a>\1: ', CONTRACT.partition("\n## Sources")[2], re.MULTILINE)
 
 
 def test_every_rule_has_one_heading_with_its_anchor() -> None:
@@ -90,7 +90,7 @@ def test_each_row_names_functions_that_read_it() -> None:
 
 
 def test_each_row_names_a_url_that_its_rule_cites() -> None:
-    urls = dict(re.findall(r'^\| <a id="([a-z0-9-]+)"></a>.*\]\((https://[^)\s]+)\) \|$', CONTRACT, re.MULTILINE))
+    urls = dict(re.findall(r'^- <a id="([a-z0-9-]+)"></a>.*\]\((https://[^)\s]+)\)$', CONTRACT, re.MULTILINE))
     for row in SOURCES:
         cited = {urls[name] for name in re.findall(r"\]\(#([a-z0-9-]+)\)", sections()[row.rule]) if name in urls}
         assert row.url in cited or (not row.url and row.own), row.rule
@@ -120,9 +120,9 @@ def test_every_source_is_cited_and_has_a_url() -> None:
     assert source_ids() == sorted(set(source_ids()))
     for name in source_ids():
         assert f"#{name})" in rules, name
-    rows = [line for line in CONTRACT.splitlines() if line.startswith('| <a id="')]
+    rows = [line for line in CONTRACT.splitlines() if line.startswith('- <a id="')]
     assert len(rows) == len(source_ids())
-    assert all(re.search(r"\]\(https://[^)\s]+\) \|$", row) for row in rows)
+    assert all(re.search(r"\]\(https://[^)\s]+\)$", row) for row in rows)
 
 
 def test_exit_statuses_of_the_contract_are_those_of_the_code() -> None:
