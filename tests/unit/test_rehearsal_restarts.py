@@ -206,7 +206,6 @@ def test_moments_may_be_seconds_or_a_text_in_the_log() -> None:
     assert text.due(found, 1.0)
 
 
-@pytest.mark.parametrize("line", ["step 20 of 90", "{'global_step': 20}", "Step: 20 loss: 1.5", "iteration Step=20,"])
 def test_the_losses_of_any_code_are_read() -> None:
     found = Progress()
     for seconds, line in enumerate(("iter 0: loss 4.5, time 3 ms", '{"loss": 2.5, "step": 20}', "launch: loss 9")):
@@ -216,6 +215,7 @@ def test_the_losses_of_any_code_are_read() -> None:
     assert found.reached(0, 20)
 
 
+@pytest.mark.parametrize("line", ["step 20 of 90", "{'global_step': 20}", "Step: 20 loss: 1.5", "iteration Step=20,"])
 def test_steps_of_other_trainers_are_understood(line: str) -> None:
     found = Progress()
     found.add(line.replace("'", '"'), 0.0)

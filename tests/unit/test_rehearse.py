@@ -372,7 +372,7 @@ def test_without_matplotlib_there_is_a_report_without_a_chart(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     report.write(tmp_path, report.of_run(REHEARSAL, outcome))
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-    assert "install Trainyard with its extra 'plots'" in " ".join(capsys.readouterr().err.split())
+    assert "needs matplotlib: run uv pip install" in " ".join(capsys.readouterr().err.split())
 
 
 def test_each_host_sees_its_own_attributes() -> None:

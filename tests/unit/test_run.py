@@ -327,7 +327,7 @@ def test_what_follows_the_dashes_reaches_the_container_and_its_status_is_ours(ru
     assert found.stdout.splitlines()[-6:] == ["--shm-size=16g", "trainyard:mine", "--epochs", "1", "--", "x"]
     assert re.fullmatch(
         r"docker run --name=trainyard-mine-\w{6} --label=io.trainyard.run=mine --label=io.trainyard.owned=run "
-        r"--label=io.trainyard.owned.by=\d+ --shm-size=16g trainyard:mine --epochs 1 -- x\n",
+        r"--label=io.trainyard.owned.by=\d+\.\S+ --shm-size=16g trainyard:mine --epochs 1 -- x\n",
         found.stderr,
     )
 

@@ -138,8 +138,7 @@ def command(
     sys.stderr.flush()
     variables = settings.environment(**local_run.variables(request))
     if detach:
-        again = f" {target}" if target else ""
-        console.say(f"its log: 'trainyard logs{again}', its end: 'trainyard stop{again}'")
+        console.say(f"its log: {shlex.join(['trainyard', 'logs', *([target] if target else [])])}; to end it, 'stop'")
     if detach or not name:
         os.execvpe(arguments[0], arguments, variables)
     sys.exit(running.to_the_end(context.engine, arguments, variables, request))

@@ -124,7 +124,6 @@ def check(spec: RepositorySpec) -> Checked:
     if build and not any(map(_COMPILER.match, build.packages)):
         line = yaml_source.line_of(yaml_source.read(spec.workspace.file), ("build",))
         found.note(f"{relative(spec.workspace.file)}:{line}: build: 'packages' has no compiler, such as g++")
-    _check_settings(found, spec)
     if listed:
         found.size = _check_sizes(found, listed)
         lines = (*wanted.lines, *wanted.compiled)
@@ -166,6 +165,7 @@ def check(spec: RepositorySpec) -> Checked:
             if seen := [f"{relative(one.source)}:{one.address}" for one in found.files if one.address]:
                 more = f" ({len(seen) - 1} more file{'s' if seen[2:] else ''} like this)" if seen[1:] else ""
                 found.note(f"{seen[0]}: an address with a password is copied into the image{more}: remove a real one")
+    _check_settings(found, spec)
     return found
 
 
@@ -266,8 +266,9 @@ def _check_settings(found: Checked, spec: RepositorySpec) -> None:
     document, data = spec.workspace.document, yaml_source.read(spec.workspace.file)
 
     def refuse(*location: str | int, words: str) -> None:
-        line = yaml_source.line_of(data, location)
-        found.refused.append(f"{relative(spec.workspace.file)}:{line}: {location[0]}: {words}")
+        where = f"{relative(spec.workspace.file)}:{yaml_source.line_of(data, location)}: "
+        if not any(one.startswith(where) for one in found.refused):  # as a file of the code
+            found.refused.append(f"{where}{location[0]}: {words}")
 
     for name, value in document.environment.items():
         if kinds := secret_scan.in_setting(name, value):
