@@ -393,7 +393,7 @@ model = models.resnet18(num_classes=12)
 model.load_state_dict(load_file("/tmp/imagenet-model/model.safetensors"))
 about = safe_open("/tmp/imagenet-model/model.safetensors", "pt").metadata()
 print(json.dumps([count(answers, labels, terms * {FLOAT32}, most) for most in (1, 5)] +
-                 [tests[-1]["top5"], [test["loss"] for test in tests],
+                 [tests[-1]["top5"], [test["test_loss"] for test in tests],
                   _peers.weights_sha256(model.state_dict()), about]))
 """)
     (first, first_close), (fifth, fifth_close), top5, losses, exported, about = json.loads(counted.lines[-1])

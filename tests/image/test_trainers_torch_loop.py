@@ -277,9 +277,9 @@ def test_checkpoints_are_saved_by_the_clock(here: Box) -> None:
     here.run("sh", "-c", f"cat >/tmp/slow.py <<'END'\n{SLOW}\nEND")
     run = ("--datadir=/data/few", "--epochs=1", "--num-steps=4", "--checkpoint-dir=/tmp/clock")
     here.run(PYTHON, "/tmp/slow.py", *run, "--checkpoint-minutes=0.05", PYTHONPATH="/opt/trainyard").learned()
-    # Steps of two seconds or more: three seconds have passed after the second. The fourth is the last one.
+    # Steps of two seconds or more: three seconds have passed after the second. Without the clock, there is the last.
     kept = here.run("ls", "/tmp/clock").output.split()
-    assert kept[-1] == "step-000000004" and kept[0] in ("step-000000001", "step-000000002")
+    assert len(kept) > 1 and kept[-1] == "step-000000004"
 
 
 @pytest.mark.parametrize(

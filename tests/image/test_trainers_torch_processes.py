@@ -89,9 +89,10 @@ def test_two_processes_test_every_image_of_one_uneven_shard_once(here: Box, flow
     two = here.trainer("torch.imagenet", *run, TWO, "--output-dir=/tmp/uneven").learned()
     tests = here.python("""
 import json
-print([json.loads(line)["count"] for line in open("/tmp/uneven/metrics.jsonl") if '"event": "test"' in line])
+print([json.loads(line)["accuracy"] for line in open("/tmp/uneven/metrics.jsonl") if '"event": "test"' in line])
 """)
-    assert json.loads(tests.output) == [53]
+    (accuracy,) = json.loads(tests.output)
+    assert 0 < accuracy < 100 and accuracy * 53 / 100 == pytest.approx(round(accuracy * 53 / 100)), "53 images"
     assert (two["global_batch"], two["global_step"]) == (10, 10), "103 images make ten steps of two times five"
 
 
@@ -106,9 +107,9 @@ def test_a_truncated_image_in_one_of_two_processes_ends_both_with_one_line(
     (ended,) = here.run_parallel(f"env LAUNCHER_NPROC=2 launch -- {PYTHON} -m trainers.torch.imagenet {run}")
     assert ended.code == 1, ended.output
     said = [line for line in ended.lines if line.startswith("imagenet: ")]
-    assert len([line for line in said if ".jpg: is no readable image" in line and "(2 damaged images" in line]) == 1, (
-        ended.output
-    )
+    # Another thread may have met the third when the line about the second one is written.
+    damaged = re.compile(r"\.jpg: is no readable image .*\([23] damaged images")
+    assert len([line for line in said if damaged.search(line)]) == 1, ended.output
     assert len(said) == 1 or "lost another process of the run" in ended.output
     assert "Traceback" not in ended.output
 
@@ -340,6 +341,7 @@ from types import SimpleNamespace
 from trainers.torch_xla._spmd import XlaJob
 job = XlaJob.__new__(XlaJob)
 job.peers, job.every, job.count, job._first = SimpleNamespace(label="xla:0/14", replicas=2), 7, 200, 0
+job.unit = "images"
 job._began = time.monotonic() - 1000
 for step, rate in ((1, 200.0), (2, 600.0)):
     print(job.line("train", step, {"loss": 6.875, "images_per_second": rate}))

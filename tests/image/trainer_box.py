@@ -185,7 +185,7 @@ def tensors(folder, kind=""):
         with tempfile.TemporaryDirectory() as made:
             dcp_to_torch_save(folder, made + "/whole.pt")
             state = torch.load(made + "/whole.pt", weights_only=False)
-        moments = state["optimizer"]["state"]
+        moments = state["optimizer"].get("state", {})
     return {name: entry[kind] for name, entry in moments.items()} if kind else state["model"]
 """
 

@@ -378,8 +378,10 @@ def test_the_end_of_a_run_is_reported_and_its_container_removed(
         return Ran(3)
 
     fake_engine.docker = docker
+    run("--output", str(tmp_path / "made"))
+    assert (tmp_path / "made/.gitignore").read_text() == "*\n", "results are no code of the next image"
     found = run("--output", str(tmp_path))
-    assert found.returncode == 3
+    assert (found.returncode, (tmp_path / ".gitignore").exists()) == (3, False)
     assert "status 3 after 0.0 s\nloss █▁ 3 to 1, lowest 1, 2 values\nrun.json, curves.csv, events.out." in found.stderr
     report = json.loads((tmp_path / "run.json").read_text())
     assert (report["status"], report["losses"], report["image"]) == (3, {"loss": 1.0}, "trainyard:mine")

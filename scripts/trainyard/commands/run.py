@@ -138,7 +138,8 @@ def command(
     sys.stderr.flush()
     variables = settings.environment(**local_run.variables(request))
     if detach:
-        console.say(f"its log: {shlex.join(['trainyard', 'logs', *([target] if target else [])])}; to end it, 'stop'")
+        named = f"its log: 'trainyard logs {target}', its end: 'trainyard stop {target}'"
+        console.say(named if target else "its log: 'trainyard logs', its end: 'trainyard stop'")
     if detach or not name:
         os.execvpe(arguments[0], arguments, variables)
     sys.exit(running.to_the_end(context.engine, arguments, variables, request))

@@ -46,8 +46,8 @@ _OF_DOCKER = re.compile(
 #: ``--volume``: a folder, a file or the name of a volume, a path in the container, and whether it is read-only.
 _VOLUME = re.compile(r"([^:]+):(/[^:,]*)(?::(ro)|:rw)?")
 
-#: Labels of a container of ``trainyard run``: the image's name, and the folder at /output.
-RUN, RUN_OUTPUT = f"{LABELS}.run", f"{LABELS}.run.output"
+#: Labels of a container of ``trainyard run``: the image's name, the folder at /output, and whether it was made for it.
+RUN, RUN_OUTPUT, RUN_MADE = f"{LABELS}.run", f"{LABELS}.run.output", f"{LABELS}.run.made"
 
 #: Prints a line for each GPU: index, MiB in use, MiB in all (https://docs.nvidia.com/deploy/nvidia-smi/index.html).
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits")
@@ -259,6 +259,7 @@ def _kept(spec: Spec, request: Request) -> list[str]:
     if not request.name:
         return ["--rm"]
     labels = {RUN: spec.local_name, RUN_OUTPUT: str(request.output.resolve()) if request.output else ""}
+    labels[RUN_MADE] = "true" if request.output and not request.output.exists() else ""
     labels |= {} if request.detach else resource_labels("run")  # which "clean" removes when this process has ended
     detached = ["--detach"] if request.detach else []
     return [

@@ -22,7 +22,7 @@ from docker.models.containers import Container
 
 from trainyard.common.docker_engine import Engine
 from trainyard.common.errors import UserError
-from trainyard.image.local_run import RUN, RUN_OUTPUT, Request
+from trainyard.image.local_run import RUN, RUN_MADE, RUN_OUTPUT, Request
 from trainyard.sandbox import containers, curves
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,11 @@ def report(container: Container, memory: int = 0) -> dict[str, Any]:
     logger.info(f"status {facts['status']} after {facts['seconds']} s{used}{killed}")
     for line in found.lines():
         logger.info(line)
-    if folder := (config.get("Labels") or {}).get(RUN_OUTPUT):
+    labels = config.get("Labels") or {}
+    if folder := labels.get(RUN_OUTPUT):
         try:
+            if labels.get(RUN_MADE):  # at the end: programs refuse folders with files
+                Path(folder, ".gitignore").write_text("*\n", encoding="utf-8")  # results are no code of the next image
             names = curves.report(Path(folder), facts, found, begun)
             logger.info(f"{', '.join(names)} in {os.path.relpath(folder)}")
         except OSError as error:
