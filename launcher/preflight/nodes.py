@@ -300,7 +300,7 @@ def blame(results: dict[int, Message], addresses: dict[int, str]) -> Problems:
 
     `results` are node -> `came` and `failed`: `rank`, `step`, `error`, `late`, `died` and `silent` seconds of each. In
     this order: the programs that ended by themselves first; those that are frozen; the node whose address the errors of
-    most others contain; those that got least far, before those that only waited.
+    most others contain; those that did not only wait, and of them those that got least far.
     """
     failures = [(number, one) for number, result in results.items() for one in result.get("failed", [])]
     named = {
@@ -315,8 +315,8 @@ def blame(results: dict[int, Message], addresses: dict[int, str]) -> Problems:
     if not chosen and len(most) == 1:
         error = next(one["error"] for _, one in failures if addresses[most[0]] in one["error"])
         return {most[0]: f"{named[most[0]]} processes of other nodes could not reach it: {error}"}
-    least = min((STEPS.index(one["step"]), one["late"]) for _, one in failures)
-    chosen = chosen or [pair for pair in failures if (STEPS.index(pair[1]["step"]), pair[1]["late"]) == least]
+    least = min((one["late"], STEPS.index(one["step"])) for _, one in failures)
+    chosen = chosen or [pair for pair in failures if (pair[1]["late"], STEPS.index(pair[1]["step"])) == least]
     return {
         number: f"the framework's test of rank {one['rank']} failed in step {one['step']}: {one['error']}"
         for number, one in reversed(chosen)

@@ -534,6 +534,7 @@ def failed(step: str, error: str = "timed out", came: float = 1.0, **more: Any) 
         ({0: failed("join", "no route to 10.0.0.3"), 1: failed("join", "10.0.0.3: refused"), 2: failed("join")}, [2]),
         ({0: failed("pairs"), 1: failed("all-reduce"), 2: failed("pairs")}, [1]),
         ({0: failed("pairs", late=True), 1: failed("pairs", "an error"), 2: failed("pairs", late=True)}, [1]),
+        ({0: failed("import", "not imported", late=True), 1: failed("join", "an error")}, [1]),
         ({0: failed("pairs"), 1: failed("pairs")}, [0, 1]),
     ],
 )
