@@ -25,7 +25,7 @@ FROM ${BASE} AS code
 COPY code.tar /code.tar
 RUN mkdir -p /out && tar -xpf /code.tar -C /out
 FROM ${BASE}
-COPY --link --from=code /out /
+COPY --link --from=code /code/../out /
 """
 
 

@@ -39,7 +39,7 @@ COPY code.tar /tmp/code.tar
 RUN mkdir /out && tar --extract --preserve-permissions --numeric-owner --file /tmp/code.tar --directory /out
 FROM ${BASE}
 WORKDIR /workspace
-COPY --link --from=code /out /
+COPY --link --from=code /code/../out /
 """
 
 

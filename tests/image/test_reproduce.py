@@ -25,7 +25,7 @@ RUN mkdir -p /out/opt && echo same >/out/opt/same && ln -s same /out/opt/link
 %s
 RUN find /out ! -name late -exec touch -hd @315532800 {} +
 FROM scratch
-COPY --link --from=framework /out /
+COPY --link --from=framework /framework/../out /
 """
 PLANTED = (
     "RUN date +%N >/out/opt/now && touch /out/opt/late "
