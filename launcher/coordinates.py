@@ -84,7 +84,7 @@ def master_port(env: Mapping[str, str], name: str = "MASTER_PORT") -> int:
 
 
 def number(env: Mapping[str, str], name: str, default: int = 0, digits: int = 7) -> int:
-    """A count or rank from a variable of another program; other words ("auto", "gpu") count as unset."""
+    """Return a count or rank from a variable of another program; other words ("auto", "gpu") count as unset."""
     word = text(env, name)
     return int(word) if word.isascii() and word.isdigit() and len(word) <= digits else default
 

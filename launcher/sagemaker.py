@@ -103,7 +103,7 @@ def variables(sysroot: str) -> dict[str, str]:
 
 
 def read(sysroot: str, name: str, absent: type[OSError] = FileNotFoundError) -> dict[str, object]:
-    """The object in a file of /opt/ml/input/config; {} if it is absent. Raises LaunchError (2) if it is invalid."""
+    """Return the object in a file of /opt/ml/input/config, {} without one. Raises LaunchError (2) if it is invalid."""
     path = f"{CONFIG}/{name}"
     try:
         with open(sysroot + path, "rb", opener=regular) as file:

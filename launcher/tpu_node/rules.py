@@ -1,4 +1,4 @@
-"""Images that cannot use a TPU node (R11.4), and what is exported for one (R11.5 to R11.7)."""
+"""Refuse images that cannot use a TPU node (R11.4), and export what others need (R11.5 to R11.7)."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def cores_per_host(accelerator_type: str) -> int:
 
 
 def of_vm(found: Slice | None) -> dict[str, str]:
-    """The variables of torch_xla up to 1.12 on a host with TPU chips (R4.4)."""
+    """Return the variables of torch_xla up to 1.12 on a host with TPU chips (R4.4)."""
     if not found or found.hosts == 1 or found.worker_id is None or not found.workers:
         return {"XRT_TPU_CONFIG": f"localservice;0;localhost:{VM_PORT}"}
     return vm_pod(found.workers, found.worker_id, found.accelerator_type, found.process_bounds)

@@ -60,7 +60,7 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the files of the checkout, for the files that the commands write."""
+    """Make a folder with the files of the checkout, for the files that the commands write."""
     made = tmp_path / "project"
     made.mkdir()
     for path in ROOT.iterdir():

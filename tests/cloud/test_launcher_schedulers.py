@@ -154,7 +154,7 @@ def test_the_tasks_of_the_job_that_is_written_form_a_group(slurm: Slurm) -> None
 
 
 def test_each_task_of_an_array_has_its_own_folder_and_the_mounts(slurm: Slurm) -> None:
-    """The script runs in Slurm; a program in place of Apptainer prints the words that it got."""
+    """Run the script in Slurm; a program in place of Apptainer prints the words that it got."""
     script, program = slurm.folder / "array.sbatch", slurm.folder / "apptainer"
     options = {"workers": 1, "array": "0-1", "requeue": True, "mount": "/srv:/data:ro", "output": "/out/my run"}
     script.write_text(_written(container_runtime="apptainer", cpu="1", **options))

@@ -71,7 +71,7 @@ def test_every_command_of_the_page_runs(image: str, tmp_path: Path) -> None:
 
 
 def test_the_options_of_the_page_exist_and_its_links_resolve() -> None:
-    """The page of all commands describes every option."""
+    """Leave the description of every option to the page of all commands."""
     from trainyard_jobs.commands import pod
     from trainyard_jobs.commands.pod import authorize_tpu
 

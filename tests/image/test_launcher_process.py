@@ -1,4 +1,4 @@
-"""The launcher in a container: below tini, as entry point, with `docker run --init` (docs/launcher-contract.md#r15).
+"""Test the launcher in a container: below tini, as entry point, with `--init` (docs/launcher-contract.md#r15).
 
 Containers have no network and are removed after each test.
 """
@@ -257,7 +257,7 @@ def test_an_entrypoint_in_shell_form(start: Start) -> None:
 
 @pytest.mark.parametrize("init", ["tini", "launcher", "wrapped", "wrapped-without-tini"])
 def test_pid_1_is_tini(start: Start, init: str) -> None:
-    """The launcher as PID 1 starts itself again below tini."""
+    """Expect that the launcher, as PID 1, starts itself again below tini."""
     started = start("--", "cat", "/proc/1/comm", **INITS[init])
     assert started.wait() == 0
     assert started.log(stderr=False) == "tini\n"

@@ -510,7 +510,7 @@ def test_an_image_without_the_launcher_is_not_one_of_trainyards(own_dockerfile: 
         subject_of(own_dockerfile("[]", "", 'ENTRYPOINT ["python3", "train.py"]\n'))
 
 
-#: Trains for as long as --epochs says, on a GPU unless it is told otherwise, and needs a place for what it writes.
+#: Trains for --epochs, on a GPU by default, and requires an output folder.
 TRAINS = """
 import argparse, sys, time
 parser = argparse.ArgumentParser()

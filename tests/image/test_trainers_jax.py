@@ -283,7 +283,7 @@ def test_a_number_of_a_process_that_is_none_is_one_line(here: Box) -> None:
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
-    """The folder holds 2.5 MB: one checkpoint of this network, but not two."""
+    """Give the folder 2.5 MB: it holds one checkpoint of this network, but not two."""
     run = (*SHORT, "--checkpoint-dir=/full", "--checkpoint-steps=1")
     here.trainer("jax.mnist", *run, "--num-steps=1")
     before = here.run("ls", "-A", "/full").output

@@ -176,7 +176,7 @@ def test_a_user_error_is_one_line(here: Box, words: tuple[str, ...], code: int, 
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_last_checkpoint(here: Box) -> None:
-    """The folder holds 2.5 MB: one checkpoint of this model, but not two."""
+    """Give the folder 2.5 MB: it holds one checkpoint of this model, but not two."""
     run = ("--width=64", "--checkpoint-dir=/full", "--checkpoint-steps=1", "--eval-tokens=32")
     gpt(here, *run, "--num-steps=1").learned()
     before = here.run("ls", "-A", "/full").output

@@ -52,7 +52,7 @@ def hugging_face(here: Box, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def gpt(here: Box, *words: str, **environment: str) -> Ended:
-    """With ``TWO`` among ``words``, in two processes."""
+    """Run it, with ``TWO`` among ``words`` in two processes."""
     words = (*TINY, "--datadir=/data/text", *words)
     if TWO in words:
         return here.processes(2, "torch.gpt", *(word for word in words if word != TWO), **environment)
@@ -346,7 +346,7 @@ def test_fake_data_needs_no_files(here: Box) -> None:
 
 
 def test_training_starts_from_weights_of_hugging_face(here: Box) -> None:
-    """With a learning rate that changes nothing, the loss is that of the exported weights."""
+    """Compare the loss of the exported weights, with a learning rate that changes nothing."""
     trained = gpt(here, "--kv-heads=1", "--export-dir=/tmp/start").learned()
     # The exported tokenizer needs its package, which this image lacks; without it, text is bytes as before.
     here.run("rm", "/tmp/start/tokenizer.json")

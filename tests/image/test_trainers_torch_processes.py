@@ -333,7 +333,7 @@ def test_xla_writes_a_trace_for_tensorboard(here: Box) -> None:
 
 
 def test_xlas_log_lines_are_those_of_pytorch_xla(here: Box) -> None:
-    """With its smoothed Rate, per device; the expression is that of
+    """Compare the smoothed Rate, per device; the expression is from
     https://github.com/pytorch/xla/blob/master/test/utils/train_mp_result_analyzer.py"""
     said = here.python("""
 import os, time

@@ -1,4 +1,4 @@
-"""All PyTorch/XLA trainers in the xla image, on two devices of a CPU: one graph each, the same bits after any end."""
+"""Train PyTorch/XLA's trainers in the xla image, on two devices of a CPU: the same bits after any end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_second_step_on_one_device_has_the_graph_of_the_first(here: Box, wor
 
 
 def test_a_language_model_exports_the_weights_that_it_was_tested_with(here: Box) -> None:
-    """The matrix of its output is that of its embeddings, of which the export has one."""
+    """Export one matrix for the output and the embeddings, which share it."""
     ended = here.trainer("torch_xla.gpt", *RUNS["gpt"], "--lr=0.03", "--export-dir=/tmp/llama")
     found = ended.learned()
     assert [line for line in ended.lines if line.startswith("sample: ")], ended.output

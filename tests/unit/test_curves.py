@@ -1,4 +1,4 @@
-"""The losses that any training prints: which lines are read, and the files that come of them."""
+"""Test which lines of a training are read for losses, and the files that are written from them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_line_shows_how_a_loss_went_and_one_value_shows_nothing() -> None:
 
 
 def test_the_files_are_csv_json_and_records_of_tensorboard(tmp_path: Path) -> None:
-    """Of the records TensorBoard 2.20 read the values and steps; its reader checks both checksums."""
+    """Compare with records whose values and steps TensorBoard 2.20 has read; it checks both checksums."""
     curves = Curves()
     curves.add("step 7: loss nan", 0.25)
     assert report(tmp_path, {"status": 0}, curves, 1e9) == [

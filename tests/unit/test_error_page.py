@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has the error lines of the sources, as somebody who searches it finds them."""
+"""Test that docs/troubleshooting.md has the error messages of the sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = error_page.PAGE.read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("raised", "line"),
     [
-        ("f'{path}: no file'", None),  # too few words of its own to be found
+        ("f'{path}: no file'", None),  # too few words to search for
         ("f'{relative(path)}:{line}: it cannot be read ({error.reason})'", "PATH:LINE: it cannot be read (REASON)"),
         ('f"no such target {name}{nearest(name, known)}: run \'trainyard list\'"',
          "no such target NAME: run 'trainyard list'"),

@@ -1,4 +1,4 @@
-"""The repository's own extension modules: what they are compiled from, and how an image finds them."""
+"""Test the repository's extension modules: what they are compiled from, and how an image finds them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_they_are_compiled_in_a_layer_below_the_code(spec: model.RepositorySpec)
 
 
 def compiled(folder: Path, body: str = "") -> Path:
-    """A folder as a build leaves it, with one extension module of this Python."""
+    """Make a folder as a build leaves it, with one extension module of this Python."""
     (folder / "mine").mkdir(parents=True)
     source = folder / "a.c"
     source.write_text(MODULE.replace("BODY", body))

@@ -558,7 +558,7 @@ def test_cuda_needs_the_compiler_of_the_images_cuda(proposed: Proposed) -> None:
 
 
 def test_an_extension_in_rust_is_named(proposed: Proposed) -> None:
-    """Its crates come from a network, which builds do not have."""
+    """Name it: its crates come from a network, which builds do not have."""
     project = "[build-system]\nrequires = ['maturin']\nbuild-backend = 'maturin'\n"
     document, said = proposed({"train.py": TRAIN.format(more=""), "pyproject.toml": project})
     assert "build" not in document

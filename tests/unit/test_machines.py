@@ -117,7 +117,7 @@ def test_builds_get_proxies_of_the_environment_that_are_not_on_this_machine(
 def test_containers_get_no_proxies_unless_they_are_given_some(
     fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container that is made an image would hand them on, and a fake of the test's network is no proxy's to find."""
+    """Keep them out of containers: an image made of one would hand them on, and no proxy finds the fakes of a test."""
     configure(tmp_path, monkeypatch, '{"proxies": {"default": {"httpProxy": "http://proxy.example"}}}')
     fake_engine.add("a:1")
     with Sandbox(Engine(), "test") as sandbox:

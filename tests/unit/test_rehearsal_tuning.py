@@ -102,7 +102,7 @@ def test_a_trials_value_is_its_last_measurement_or_its_best(tmp_path: Path, sele
 
 
 def test_measurements_of_the_trainers_are_read() -> None:
-    """In the format of cloudml-hypertune 0.1.0.dev6: https://github.com/GoogleCloudPlatform/cloudml-hypertune."""
+    """Write the format of cloudml-hypertune 0.1.0.dev6: https://github.com/GoogleCloudPlatform/cloudml-hypertune."""
     reported = [("0.5", "10"), ("nan", "15"), ("0.75", "20")]
     content = "".join(
         json.dumps({"timestamp": 1.5, "trial": "3", "accuracy": value, "global_step": step, "checkpoint_path": ""})

@@ -366,7 +366,7 @@ def test_a_value_of_a_variable_reaches_docker_and_nobody_else(
 def test_the_end_of_a_run_is_reported_and_its_container_removed(
     run: Callable[..., subprocess.CompletedProcess[str]], fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
-    """The engine's log tells the losses; run.json and the curves are where /output is."""
+    """Read the losses in the engine's log; write run.json and the curves to the folder at /output."""
 
     def docker(words: Sequence[str], _: object) -> Ran:
         labels = dict(word.removeprefix("--label=").split("=", 1) for word in words if word.startswith("--label="))

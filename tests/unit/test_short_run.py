@@ -1,4 +1,4 @@
-"""Which arguments ``trainyard image`` tries for a short run, and what it makes of the errors that they meet."""
+"""Test which arguments ``trainyard image`` tries for a short run, and how errors correct them."""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def test_two_builds_of_cudnn_that_overwrite_each_other_are_refused(jax: Write, i
 def test_the_framework_has_the_cudnn_of_a_requirement_rather_than_two(
     write: Write, index: PackageIndex, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older version of the requirement fits the framework's cuDNN, as it asks for that of another CUDA."""
+    """Take an older version of the requirement that fits the framework's cuDNN; the newest asks for another CUDA."""
     locked = model.load("jax-gpu", "amd64").locked().versions
     index.add(*(wheel(name, version) for name, version in locked.items() if name != "jax"))
     index.add(wheel("jax", locked["jax"], ("nvidia-cudnn-cu13>=9",)))

@@ -210,7 +210,7 @@ def state(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[str
 
 
 def save(model: nn.Module, optimizers: list[torch.optim.Optimizer], later: bool, group: Any, folder: str) -> Any:
-    """Write this process's part of a checkpoint; ``later``, from a copy, in a ``group`` of its own, while it trains."""
+    """Write this process's part of a checkpoint; ``later``, from a copy, in a separate ``group``, while it trains."""
     import torch.distributed.checkpoint as dcp
 
     if later:

@@ -91,7 +91,7 @@ class Mesh(Peers):
         """Return ``model`` on the devices, its weights replicated; and the state of ``optimizer``, or zeros for it."""
         if optimizer is None:
 
-            @cache  # model.to() gives each user of a shared weight one of its own
+            @cache  # model.to() copies a shared weight for each module that uses it
             def moved(tensor: torch.Tensor) -> torch.Tensor:
                 data = self.put(tensor.detach())
                 return nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data

@@ -80,7 +80,7 @@ class Client(docker.DockerClient):
 
 
 class _Dialed(UnixHTTPConnection):
-    """A connection that the docker command makes, as its own requests over ssh do: its ssh has the user's settings."""
+    """Connect through the docker command, as its own requests over ssh do: its ssh has the user's settings."""
 
     def connect(self) -> None:
         self.sock, theirs = socket.socketpair()

@@ -255,7 +255,7 @@ def check_folders(engine: Engine, reference: str, arguments: list[str]) -> None:
 
 
 def _kept(spec: Spec, request: Request) -> list[str]:
-    """The options for the end of a container: one with a name stays, until its log was read (``running``)."""
+    """Return the options for the end of a container: one with a name stays, until its log was read (``running``)."""
     if not request.name:
         return ["--rm"]
     labels = {RUN: spec.local_name, RUN_OUTPUT: str(request.output.resolve()) if request.output else ""}

@@ -28,8 +28,8 @@ from trainyard.workspace import python_projects, python_survey, short_run
 
 logger = logging.getLogger(__name__)
 
-#: Seconds of its own code after which a run is ended; runs that are tried, and seconds after which none is begun: the
-#: imports of a framework take 10 s on 2 cores.
+#: Seconds after its imports for which a run is watched; number of runs that are tried, and seconds after which no other
+#: is started. The imports of a framework take 10 s on 2 cores.
 WATCHED, TRIES, ALL = 30, 8, 300
 
 #: Lines with a loss that a run which is ended must have printed for ``expect``: the next may be slower.

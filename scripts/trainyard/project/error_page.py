@@ -1,4 +1,4 @@
-"""Describe docs/troubleshooting.md: the error lines of the sources, by what somebody was doing when one was printed."""
+"""Write docs/troubleshooting.md: the error messages of the sources, grouped by subject."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _placeholder(value: ast.expr) -> str:
 
 
 def _line(message: ast.expr) -> str | None:
-    """Return the line that an expression prints, with placeholders; None if it has no words of its own."""
+    """Return the line that an expression prints, with placeholders; None if it is made of placeholders alone."""
     parts = message.values if isinstance(message, ast.JoinedStr) else [message]
     own = "".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
     if len(re.findall(r"[a-z]{2,}", own)) < 3:

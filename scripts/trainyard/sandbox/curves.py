@@ -34,7 +34,7 @@ CSV, EVENTS = "curves.csv", "events.out.tfevents.{:010d}.trainyard"
 
 @dataclass
 class Curves:
-    """The losses of a run.
+    """Keep the losses of a run.
 
     Attributes:
         points: name of a loss, such as ``val_loss`` -> (seconds since the start, step, value). Lines that name no step,

@@ -276,7 +276,7 @@ class Workspace:
 
     @property
     def compiles_own(self) -> bool:
-        """Whether the image has the extension modules of the code's own project."""
+        """Return whether the image has the extension modules of the code's project."""
         return self.document.build is not None and OWN in self.document.build.sources
 
     @property

@@ -468,7 +468,7 @@ def _read(workspace: Workspace, listed: dict[str, Listed]) -> tuple[list[CodeFil
 
 
 def _inspect(places: _Places, path: str, one: Listed) -> tuple[CodeFile | None, bool]:
-    """A file of the code, None of a job that Trainyard wrote, and whether it has CRLF line ends that git may have made.
+    """Return a file of the code, None for a job that Trainyard wrote, and whether git may have made its CRLF line ends.
 
     Raises:
         _Refused: it must not be in an image.

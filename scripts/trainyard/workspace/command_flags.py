@@ -28,7 +28,7 @@ _DEPTH = 5
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line; the name of a positional one has no dashes, a switch takes no value.
+    """Describe an option of the command line; the name of a positional one has no dashes, a switch takes no value.
 
     Attributes:
         choices: the values that it takes, if it names them. ``key``: it is given as ``name=value``, as Hydra has it.

@@ -79,7 +79,7 @@ class Progress:
         self._steps[epoch] = max(self._steps.get(epoch, 0), step)
 
     def _summary(self, line: str) -> bool:
-        """Whether a line is the trainer's summary, which is kept."""
+        """Return whether a line is the trainer's summary, which is kept."""
         with contextlib.suppress(json.JSONDecodeError):
             found = json.loads(line)
             if isinstance(found, dict) and found.get("event") == "summary":
@@ -106,7 +106,7 @@ class Progress:
 
     @property
     def rate(self) -> float | None:
-        """Images per second of all devices, from the trainer's summary; else the last rate in the log."""
+        """Return the images per second of all devices, from the trainer's summary; else the last rate in the log."""
         if self.summary.get("images_per_second") is not None:
             return float(self.summary["images_per_second"])
         return self.rates[-1][1] if self.rates else None

@@ -66,7 +66,7 @@ def limits(engine: Engine, replicas: int, cpus: float = 0.0, memory: int = 0) ->
 
 
 def of_replica(share: Limits, replica: Replica) -> Limits:
-    """The limits of a replica: those of the job, where they are below its share."""
+    """Return the limits of a replica: those of the job, where they are below its share."""
     memory = min(share.memory, replica.memory or share.memory)
     return Limits(min(share.cpus, replica.cpus or share.cpus), memory)
 

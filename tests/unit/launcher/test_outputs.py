@@ -57,7 +57,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def test_the_first_error_of_the_processes_is_one_line(machine: Machine, tmp_path: Path) -> None:
-    """That of rank 1, which is the first one to fail, although rank 0 ends first."""
+    """Print the error of rank 1, which fails first, although rank 0 ends first."""
     ended = run(machine, tmp_path, {"0": 1700000002, "1": 1700000001})
     assert ended.returncode == 7
     assert ended.stderr.splitlines()[-1] == "launch: error: rank 1: ValueError: of 1 line 2 (/b.py:12)"

@@ -580,7 +580,7 @@ def test_several_processes_of_pid_1(machine: Machine, unshare: list[str]) -> Non
 @pytest.mark.needs("unshare")
 @pytest.mark.parametrize("start", ["folder", "script"])
 def test_pid_1_is_tini_where_there_is_one(machine: Machine, tmp_path: Path, unshare: list[str], start: str) -> None:
-    """The image's entry point may be replaced by `launch` alone, as with `command` of Kubernetes."""
+    """Replace the image's entry point by `launch` alone, as with `command` of Kubernetes."""
     tini = tmp_path / "tini"
     tini.write_text('#!/bin/sh\necho "PID $$: $*"\nshift\n"$@"\n')
     tini.chmod(0o755)

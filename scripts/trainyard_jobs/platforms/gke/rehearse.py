@@ -205,7 +205,7 @@ def _requested(container: Mapping[str, Any], resource: str) -> int:
 
 
 def _limit(container: Mapping[str, Any], resource: str) -> Fraction:
-    """A limit of a container; 0 without one."""
+    """Return a limit of a container; 0 without one."""
     limits = (container.get("resources") or {}).get("limits") or {}
     return gke_objects.quantity(limits.get(resource)) or Fraction(0)
 

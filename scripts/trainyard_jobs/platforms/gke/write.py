@@ -224,7 +224,7 @@ def metadata(request: Request, **more: Any) -> dict[str, Any]:
 
 
 def tolerations(request: Request) -> list[dict[str, str]]:
-    """The taints of GKE's nodes with accelerators, of Spot VMs, and those that are given."""
+    """Return the taints of GKE's nodes with accelerators, of Spot VMs, and those that are given."""
     found = []
     for text in request.toleration:
         key, equals, value = text.partition(":")[0].partition("=")
