@@ -106,6 +106,12 @@ def test_a_repository_is_run_pushed_edited_and_rehearsed(
     if repository is own_repositories.SMALL:
         assert labels["org.opencontainers.image.licenses"] == "MIT"
     assert repository.trained in mine.run("run", "--", *repository.arguments)
+    if repository is own_repositories.SMALL:
+        mine.run("run", "--detach", "--", "--steps=1000000000")
+        mine.run("logs")
+        stopped = mine.call("stop")
+        assert stopped.returncode == 0 and "status 143 after " in stopped.stderr, stopped.stderr
+        assert "no container of smallnet" in mine.call("logs").stderr
 
     kept = mine.home / "state/trainyard" / repository.name
     assert (kept.stat().st_mode & 0o777, (kept / "build/code.tar").stat().st_mode & 0o777) == (0o700, 0o600)
