@@ -195,7 +195,7 @@ def test_processes_on_a_host_whose_name_has_no_address_end_with_one_line(
 def test_processes_with_different_data_end_with_one_line(here: Box, tmp_path: Path) -> None:
     here.put(few_digits(tmp_path, 64, 53), "other")
     address = "JAX_COORDINATOR_ADDRESS=127.0.0.1:29664 JAX_NUM_PROCESSES=2"
-    command = f"{PYTHON} -m trainers.jax.mnist --epochs=1 --datadir=/data"
+    command = f"{PYTHON} -m trainers.jax.mnist --epochs=1 --batch-size=16 --datadir=/data"
     for ended in here.run_parallel(*(
         f"env {address} JAX_PROCESS_ID={rank} {command}/{folder}" for rank, folder in enumerate(("digits", "other"))
     )):  # fmt: skip
