@@ -197,6 +197,27 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     assert refusal.endswith("pylock.trainyard.toml: not a regular file")
 
 
+def test_an_import_is_looked_up_once_however_many_programs_share_its_file(tmp_path: Path) -> None:
+    class Counting(python_survey.Sources):
+        asked = 0
+
+        def resolve(self, statement: python_survey.Import, source: python_survey.Source) -> str | None:
+            self.asked += 1
+            return super().resolve(statement, source)
+
+    parts = {f"pkg/part{number}.py": "import numpy\nimport torch\n" for number in range(20)}
+    every = "".join(f"import pkg.part{number}\n" for number in range(20))
+    files = {"pkg/__init__.py": every, **parts, **{f"train{number}.py": "import pkg\n" for number in range(20)}}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    sources = Counting({name: tmp_path / name for name in files})
+    for number in range(20):
+        assert len(sources.closure(f"train{number}.py")) == 22
+    assert sources.asked == 20 + 20 + 20 * 2
+
+
 @pytest.mark.parametrize("text", ["a" + ".b" * 3000, "if a:\n b = 1\nel" * 500 + "se:\n b = 1\n"])
 def test_python_that_is_nested_deeply_does_not_end_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.py").write_text(text, encoding="utf-8")

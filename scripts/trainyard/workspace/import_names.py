@@ -40,11 +40,10 @@ def root(module: str) -> str:
 def providers(module: str) -> list[str]:
     """Return the distributions that are known to provide a module, or a part of a namespace package such as google."""
     module = root(module)
-    name, known = canonicalize_name(module), wheel_contents.providers()
+    name = canonicalize_name(module)
     if name not in wheel_contents.known() and name in table().packages:  # the table of frameworks is read last
         return [name]
-    parts = (names for other, names in known.items() if other.startswith(f"{module}."))
-    return known.get(module) or sorted({name for names in parts for name in names})
+    return wheel_contents.providers().get(module) or wheel_contents.parts().get(module, [])
 
 
 def proposed(module: str, preferred: Container[str] = ()) -> str:

@@ -203,6 +203,7 @@ class Sources:
     def __init__(self, files: Mapping[str, Path | str]) -> None:
         self._files = {path: file for path, file in files.items() if path.endswith(".py")}
         self.of = cache(self._read)
+        self.imported = cache(self._imported)
         self._packages = {path.rpartition("/")[0] for path in self._files if path.endswith("/__init__.py")}
         # The module path: the top, src, and every folder that holds a package.
         self._roots = sorted({"", "src", *(name.rpartition("/")[0] for name in self._packages)} - self._packages)
@@ -299,6 +300,11 @@ class Sources:
         names = (".".join([*base, *parts[:count]]) for base in bases for count in range(len(parts), 0, -1))
         return next((self._modules[name] for name in names if name in self._modules), None)
 
+    def _imported(self, path: str) -> list[tuple[Import, str | None]]:
+        """Return the imports of a file, each with its path in the repository."""
+        source = self.of(path)
+        return [(statement, self.resolve(statement, source)) for statement in source.imports] if source else []
+
     def is_local(self, statement: Import, source: Source) -> bool:
         """Return whether an import is of the repository itself, which may be a folder without ``__init__.py``."""
         return bool(statement.level) or statement.top in self._tops or self.resolve(statement, source) is not None
@@ -317,17 +323,17 @@ class Sources:
             if source is None:
                 continue
             closure[name] = source
-            for statement in source.imports:
+            for statement, imported in self.imported(name):
                 if conditional or not statement.conditional:
-                    queue.append(self.resolve(statement, source) or "")
+                    queue.append(imported or "")
         return list(closure.values())
 
     def unread(self, path: str) -> dict[str, str]:
         """Return those files that are not Python 3 -> the place of a file's import of it, of all that a file needs."""
         found: dict[str, str] = {}
         for source in self.closure(path, conditional=False):
-            for statement in source.imports:
-                name = "" if statement.optional or statement.conditional else self.resolve(statement, source)
+            for statement, imported in self.imported(source.path):
+                name = "" if statement.optional or statement.conditional else imported
                 if name and self.of(name) is None:
                     found.setdefault(name, source.at(statement.line))
         return found

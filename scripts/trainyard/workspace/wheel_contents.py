@@ -45,3 +45,13 @@ def providers() -> dict[str, list[str]]:
         for module in contents.modules:
             found.setdefault(module, []).append(name)
     return found
+
+
+@cache
+def parts() -> dict[str, list[str]]:
+    """Return package without a distribution, such as google -> the distributions that have a part of it."""
+    found: dict[str, set[str]] = {}
+    for module, names in providers().items():
+        while module := module.rpartition(".")[0]:
+            found.setdefault(module, set()).update(names)
+    return {module: sorted(names) for module, names in found.items()}
