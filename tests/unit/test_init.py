@@ -508,6 +508,15 @@ def test_the_file_that_trains_is_preferred(proposed: Proposed) -> None:
     assert proposed(files)[0]["run"] == "python scripts/train.py"
 
 
+def test_the_program_of_a_repository_comes_before_those_of_its_projects_and_its_packaging(proposed: Proposed) -> None:
+    files = {
+        "projects/PointRend/train_net.py": TRAIN.format(more=""),
+        "pip_build.py": TRAIN.format(more=""),
+        "tools/train_net.py": TRAIN.format(more=""),
+    }
+    assert proposed(files)[0]["run"] == "python tools/train_net.py"
+
+
 def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:
     files = {
         "library/__init__.py": "",

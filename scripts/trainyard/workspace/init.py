@@ -58,8 +58,9 @@ _TRAINING = ("train", "training", "finetune", "pretrain", "fit", "trainer", "mai
 _OTHER_PURPOSE = re.compile(
     "eval|evaluate|evaluation|tests?|demo|infer|inference|predict|prediction|generate|sample|plot|convert|download"
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
+    "|pip"
 )
-_ASIDE = re.compile(r"(^|/)(examples?|demos?|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
+_ASIDE = re.compile(r"(^|/)(examples?|demos?|projects|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 
 #: Documents and scripts that show how programs are started, and the lines that do.
 _DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
