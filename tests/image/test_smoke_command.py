@@ -164,9 +164,7 @@ def package(code: str) -> dict[str, str]:
             "while True:\n    pass\n", "lib/python3/site-packages/slow.py": code}  # fmt: skip
 
 
-ADDED = (
-    "Trainyard added --help, as trainyard.yaml has no smoke: write 'smoke: {args: [--epochs=1], expect: loss}' there"
-)
+ADDED = "Trainyard added --help, as trainyard.yaml has no smoke: write 'smoke: {args: [...], expect: loss}' there"
 
 
 def test_the_time_in_which_a_command_imports_does_not_count(
@@ -539,6 +537,21 @@ def test_the_smoke_test_is_found_and_written(make: Callable[..., Made]) -> None:
     assert smoke and (smoke.args, smoke.seconds) == (["--epochs=1", "--work=/output", "--device=cpu"], None)
     assert again.workspace.level == "trained"
     assert not smoke_search.found(again, files, recipe), "what is written is the user's"
+
+
+def test_an_image_that_was_only_started_is_searched_again_with_the_data_that_are_given(
+    make: Callable[..., Made], tmp_path: Path
+) -> None:
+    text = "import os\nos.listdir('/data')\nprint('loss 0.5')\n"
+    spec, image = make("run: python3 train.py", **{"train.py": text})
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    recipe = recipe_of(spec)
+    ENGINE.image(image, made_by="").tag(*recipe.candidate.split(":"))
+    assert not smoke_search.found(spec, workspace_files.on_host(spec), recipe, True)
+    (tmp_path / "own").mkdir()
+    context = dataclasses.replace(spec.context, data=tmp_path / "own")
+    given = model.load(str(spec.folder), context=context)
+    assert smoke_search.found(given, workspace_files.on_host(given), recipe, True)
 
 
 @pytest.mark.parametrize(

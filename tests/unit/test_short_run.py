@@ -135,6 +135,8 @@ OPTIONS = "\n".join(
                                                                                         "--workdir=/output"]),
         ("RuntimeError: Found no NVIDIA driver on your system.", (), ["--epochs=1", "--device=cpu"]),
         ("AssertionError: Torch not compiled with CUDA enabled", (), ["--epochs=1", "--device=cpu"]),
+        ("AssertionError: CUDA is not available but cuda was specified.", (), ["--epochs=1", "--device=cpu"]),
+        ("ValueError: GPU unavailable", (), ["--epochs=1", "--device=cpu"]),
         ("requests.exceptions.ConnectionError: x", ("api.wandb.ai",), ["--epochs=1", "--report_to=none"]),
         ("PermissionError: [Errno 13] Permission denied: '/x'", (), ["--epochs=1", "--output_dir=/output"]),
         ("ZeroDivisionError: integer division or modulo by zero", (), []),
@@ -170,6 +172,15 @@ def test_data_that_is_given_is_read_when_it_is_missed(tmp_path: Path) -> None:
     run.mounted = True
     assert run.correct("error: the following arguments are required: --corpus", "why") == ""
     assert run.words == ("--corpus=/data",)
+
+
+def test_data_that_is_given_is_read_by_name_if_its_folder_is_fixed(tmp_path: Path) -> None:
+    run = proposed(tmp_path, "p.add_argument('--dataset', default='openwebtext')")
+    run.mounted = True
+    run.seen.append(run.words)
+    missed = "FileNotFoundError: [Errno 2] No such file or directory: 'data/openwebtext/train.bin'"
+    assert run.correct(missed, "why") == ""
+    assert run.words == ("--dataset=/data",)
 
 
 def test_no_arguments_are_tried_twice(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ _SAMPLE = 5
 
 #: What a failure with ``--help`` says, unless something else is known to do.
 _ADDED = (
-    f": Trainyard added --help, as {FILE} has no smoke: write 'smoke: {{args: [--epochs=1], expect: loss}}' there, "
+    f": Trainyard added --help, as {FILE} has no smoke: write 'smoke: {{args: [...], expect: loss}}' there, "
     "with arguments for a short run"
 )
 

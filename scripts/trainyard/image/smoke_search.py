@@ -51,9 +51,13 @@ def proposal(spec: Spec) -> short_run.ShortRun:
     return short_run.propose(words, path, sources, names, mounted=bool(spec.workspace.given_data))
 
 
-def found(spec: Spec, files: HostFiles | None, recipe: Recipe) -> bool:
-    """Find the smoke test of a repository without one in its candidate, and write it; return whether one was found."""
-    if files is None or spec.workspace.document.smoke is not None:
+def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = False) -> bool:
+    """Find the smoke test of a repository without one in its candidate, and write it; return whether one was found.
+
+    Args:
+        passed: this image was started before: another search is made with the data of ``--data`` alone.
+    """
+    if files is None or spec.workspace.document.smoke is not None or (passed and not spec.workspace.given_data):
         return False
     run, network = proposal(spec), smoke_test.network_of(spec.local_name, files, spec.context)
     with stages.stage("search") as stage:

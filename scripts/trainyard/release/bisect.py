@@ -219,7 +219,7 @@ def in_image(spec: RepositorySpec, check: Check) -> Verdict:
     except (StepFailed, UserError) as error:  # the lock may lack a package of the framework
         return Verdict("unresolved", str(error))
     tried = Tried(plan.recipe, reference(spec), spec.context, on_host(spec))
-    with state.file_lock(spec.context.state, "training"):
+    with state.testing_lock(spec.context.state):
         return judge(tried, check)
 
 

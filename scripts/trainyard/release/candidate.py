@@ -59,7 +59,7 @@ def make(
     force: bool = False,
     emit: events.Emit = events.ignore,
     show: Callable[[object], None] = verify.unseen,
-    find: Callable[[Recipe], bool] = lambda _: False,
+    find: Callable[[Recipe, bool], bool] = lambda recipe, passed: False,
 ) -> dict[str, Any]:
     """Build (:func:`trainyard.image.build.build`), verify, smoke-test and tag an image.
 
@@ -68,8 +68,8 @@ def make(
         force: verify and smoke-test again if this digest has passed before.
         emit: called with the ``stage`` and ``step`` events of :mod:`trainyard.release.events`.
         show: see :func:`trainyard.lint.image.verify.verify`.
-        find: called with the recipe of an image that is verified and was not smoke-tested before; whether it has
-            changed its trainyard.yaml.
+        find: called with the recipe of an image that is verified, and whether its smoke test has passed before;
+            returns whether it has changed its trainyard.yaml.
     Returns:
         ``image`` (its local reference), ``tag`` (the immutable one), the results of ``build``, ``verify`` and
         ``smoke``, and ``changed`` (see :func:`changed`).
@@ -90,14 +90,13 @@ def make(
             on_step=lambda stage, step: emit("step", stage=stage, step=step),
         ) as built:
             digest = built["digest"]
-            # Smoke tests that run at the same time would exceed their time limits.
-            with state.file_lock(context.state, "training"):
+            with state.testing_lock(context.state):
                 emit("stage", stage="verify")
                 verified = None if force else _passed(kept, "verify", digest)
                 verified = verified or verify.verify(recipe, recipe.candidate, context, show=show)
                 emit("stage", stage="smoke")
                 trained = None if force else _passed(kept, "smoke", digest)
-                if trained is None and find(recipe):
+                if find(recipe, trained is not None):
                     raise Rewritten
                 trained = trained or smoke_test.smoke(recipe, recipe.candidate, context, files)
         image = context.engine.image(recipe.candidate, made_by=recipe.command("image"))
@@ -190,7 +189,7 @@ def from_reference(
     name, files = (repository.name, repository.files) if repository else (reference, None)
     network = smoke_test.network_of(name, files, context) if files else bool(context.smoke_network)
     tested = dataclasses.replace(subject(engine, image, reference, repository), network=network)
-    with state.file_lock(context.state, "training"):
+    with state.testing_lock(context.state):
         verified = verify.verify(None, reference, context, show=show)
         with stages.stage("smoke") as stage:
             trained = smoke_command.check(engine, tested)

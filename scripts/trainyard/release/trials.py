@@ -169,7 +169,7 @@ def in_image(spec: RepositorySpec, bounds: Bounds, again: bool) -> Measured:
         except UserError as error:  # the lock lacks a package of the framework
             return Measured(failure=str(error))
         tried = Tried(plan.recipe, name, spec.context, on_host(spec))
-        with state.file_lock(spec.context.state, "training"):
+        with state.testing_lock(spec.context.state):
             found = Measured() if again else _tested(tried)
             return _timed(tried, bounds, found)
     except EngineFailed:  # says nothing of the image

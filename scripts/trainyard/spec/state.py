@@ -195,6 +195,11 @@ def file_lock(state: Path, name: str, waiting: str = "") -> Iterator[None]:
         lock.release()
 
 
+def testing_lock(state: Path) -> contextlib.AbstractContextManager[None]:
+    """The lock for verifying and testing an image: tests that run at the same time would exceed their time limits."""
+    return file_lock(state, "training", "another process tests an image: waiting for it")
+
+
 def candidate_lock(kept: Path) -> contextlib.AbstractContextManager[None]:
     """The lock for building a target's candidate and for what must not happen while another process does.
 

@@ -61,7 +61,7 @@ _REQUIRED = re.compile(
 )
 _NEEDS_GPU = re.compile(
     r"(?i)no nvidia driver|cudaaccelerator can ?not run"
-    r"|not compiled with cuda|no cuda gpus? (is|are)|cuda (is |gpu )?(not|un)available"
+    r"|not compiled with cuda|no cuda gpus? (is|are)|(cuda|gpus?) (gpu )?(is |are )?(not |un)available"
     r"|no supported gpu|cuda.{0,20}(required|not found)|torch\.cuda\.is_available\(\) is false"
     r"|(requires?|needs?) a? ?(cuda|gpu)|no gpu|invalid device.*cuda|torch\.cuda\.\w+ is not|nvidia-smi|libcuda\.so"
 )
@@ -147,7 +147,9 @@ class ShortRun:
             self._set(writes, first=False)
             return "" if self.words not in self.seen else reason
         if _NO_FILE.search(error):
-            if self._set({}, _MADE_UP_DATA) or self._read_data():
+            # A name under a folder of data sets: os.path.join() leaves that out before an absolute path.
+            named = {"dataset": "/data"} if self.data or self.mounted else {}
+            if self._set({}, _MADE_UP_DATA) or self._read_data() or self._set(named):
                 return ""
             return reason if self.mounted or self.data else f"{reason} (or 'trainyard image --data FOLDER')"
         # A short run is a special case, that a schedule or a logger may not have thought of: a longer one is shortened.
