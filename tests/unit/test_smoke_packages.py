@@ -228,6 +228,17 @@ def test_what_fails_ends_the_test_of_a_target_and_what_a_repository_lists_if_it_
     assert judged == [of_target, listed, unlisted]
 
 
+def test_what_fails_alike_in_a_package_is_one_line() -> None:
+    why = "ModuleNotFoundError: No module named 'cliffdemo'"
+    names = [f"entry point {name} of cliff.demo" for name in ("error", "file", "files")]
+    findings = [Finding("cliff", "4.17.0", "entry_points", name, why) for name in names]
+    other = Finding("stevedore", "5.10.0", "entry_points", "entry point e2", why)
+    assert list(map(str, smoke_packages.grouped([*findings, other]))) == [
+        f"cliff 4.17.0: entry point error of cliff.demo (and 2 more) fails: {why}",
+        f"stevedore 5.10.0: entry point e2 fails: {why}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("why", "proposed"),
     [

@@ -18,8 +18,8 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Finding:
         kind: scripts, modules, entry_points or extension_modules.
         what: as in ``tensorboard`` or ``import cv2``, ``why``: the error.
         remedy: what to do about it, `` : ...``; empty if nothing is known that works.
+        more: how many others of the package fail in the same way.
     """
 
     package: str
@@ -84,10 +85,20 @@ class Finding:
     what: str
     why: str
     remedy: str = ""
+    more: int = 0
 
     def __str__(self) -> str:
-        what = f"{self.what} does not start" if self.kind == "scripts" else f"{self.what} fails"
+        what = f"{self.what} (and {self.more} more)" if self.more else self.what
+        what += " does not start" if self.kind == "scripts" else " fails"
         return f"{self.package} {self.version}: {what}: {self.why}{self.remedy}"
+
+
+def grouped(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the first finding of each package, kind and error, with the number of the others."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.package, one.kind, one.why), []).append(one)
+    return [replace(first, more=len(others)) for first, *others in groups.values()]
 
 
 def described(numbers: Mapping[str, Any]) -> str:
@@ -199,7 +210,7 @@ class Beside:
         self._requires = printed.pop("requires")
         findings = [Finding(**row) for row in printed.pop("findings")]
         refused = [one for one in findings if is_refused(self._recipe, one)]
-        shown = refused or findings
+        shown = grouped(refused or findings)
         described = [*map(str, map(self._with_remedy, shown[:_REMEDIES])), *map(str, shown[_REMEDIES:])]
         if refused:
             for line in described[1:]:
@@ -212,7 +223,7 @@ class Beside:
         """Return a finding with what mends it, as far as that is known and works."""
         if library := _LIBRARY.search(finding.why):
             where = f": add {packages_with([library[1]], self._recipe.base.name)} to system in {self._recipe.source}"
-            return Finding(**{**vars(finding), "remedy": where})
+            return replace(finding, remedy=where)
         for requirement in proposed(self._recipe, finding.why):
             changed = self._resolved(requirement)
             works = self._works(finding, changed) if changed else False
@@ -223,7 +234,7 @@ class Beside:
                 listed = name in self._recipe.listed
                 what = f"write '{requirement}' for {name} in" if listed else f"add '{requirement}' to"
                 where = f": {what} the requirements of {self._recipe.source}: {tried}"
-                return Finding(**{**vars(finding), "remedy": where})
+                return replace(finding, remedy=where)
         return finding
 
     def _resolved(self, requirement: str) -> dict[str, str]:
