@@ -517,6 +517,19 @@ def test_the_program_of_a_repository_comes_before_those_of_its_projects_and_its_
     assert proposed(files)[0]["run"] == "python tools/train_net.py"
 
 
+BESIDE = {"forecast/train.py": TRAIN.format(more=""), "forecast/requirements.txt": "torch\nmatplotlib>=3.9\n"}
+
+
+def test_the_list_beside_the_program_is_taken_if_there_is_none_at_the_top(proposed: Proposed) -> None:
+    assert proposed(BESIDE)[0]["requirements"] == "forecast/requirements.txt"
+
+
+def test_the_list_beside_the_program_is_named_if_the_one_at_the_top_is_taken(proposed: Proposed) -> None:
+    document, said = proposed({**BESIDE, "requirements.txt": "torch\n"})
+    assert document["requirements"] == "requirements.txt"
+    assert "forecast/requirements.txt: lists requirements and is not read: 'requirements: forecast/requirements" in said
+
+
 def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:
     files = {
         "library/__init__.py": "",

@@ -58,7 +58,7 @@ _TRAINING = ("train", "training", "finetune", "pretrain", "fit", "trainer", "mai
 _OTHER_PURPOSE = re.compile(
     "eval|evaluate|evaluation|tests?|demo|infer|inference|predict|prediction|generate|sample|plot|convert|download"
     "|prepare|preprocess|export|benchmark|bench|serve|server|app|score|visualize|analyze|setup|utils|check|tune|sweep"
-    "|pip"
+    "|pip|release|publish"
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|projects|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 

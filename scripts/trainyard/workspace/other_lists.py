@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from trainyard.workspace import copied_lists, dependency_tables, torch_variant
 from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
-from trainyard.workspace.requirement_choice import Choice
+from trainyard.workspace.requirement_choice import Choice, beside
 
 _COPY = "list what it has in requirements.txt"
 
@@ -55,8 +55,9 @@ def unread(
     for name, remedy in _FILES.items():
         if name in names and name not in taken:
             yield f"{name}: lists requirements and is not read: {remedy}"
+    nearest = beside(script, names)
     for name in (name for name in names if name not in (*_FILES, *taken) and not _NOT_TRAINING.search(name)):
-        if _LIST.fullmatch(name) and text_of(root / name).strip():
+        if (name == nearest or _LIST.fullmatch(name)) and text_of(root / name).strip():
             yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
         elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
             yield f"{name}: lists requirements and is not read: {_COPY}"

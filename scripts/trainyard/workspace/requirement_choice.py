@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -125,8 +125,7 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     if cells:
         return Choice("", [text for text, _ in cells], "its cells install them", cells, notes=notes)
     if name := next((name for name in _FILES if name in names), None):
-        requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
-        return _of_file(name, "it lists requirements", found)
+        return _of_requirements(root, name, "it lists requirements")
     if "pylock.toml" in names:
         return _of_pylock(root)
     environments = [name for name in names if re.fullmatch(r"(environment|conda|env)(\.devenv)?\.ya?ml", name)]
@@ -137,6 +136,8 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
         file = project.file.name if pyproject else ""
         why = f"the build backend of {project.file.name} tells them"
         return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
+    if name := beside(script, names):
+        return _of_requirements(root, name, "it lists requirements, beside the program")
     copied, lines = copied_lists.read(root, names)
     conda_packages = list(copied_lists.of_pixi(root / "pixi.toml")) if "pixi.toml" in names else []
     if lines or conda_packages:
@@ -146,6 +147,18 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
             _add_conda(choice, name, versions, place)
         return choice
     return Choice(why="[project] lists no dependencies" if pyproject else "")
+
+
+def beside(script: str, names: Sequence[str]) -> str:
+    """Return the requirements.txt of the nearest folder above a program, but for the top; empty if there is none."""
+    folders = (str(folder) for folder in PurePosixPath(script).parents if folder.name)
+    return next((name for folder in folders if (name := f"{folder}/requirements.txt") in names), "")
+
+
+def _of_requirements(root: Path, name: str, why: str) -> Choice:
+    found = Found()
+    requirements_txt.read(inside(root / name, root, name), found, above=(root / "trainyard.yaml",))
+    return _of_file(name, why, found)
 
 
 def _of_pylock(root: Path) -> Choice:
