@@ -251,8 +251,10 @@ assert words("naïve ☃")["input_ids"] == list("naïve ☃".encode()) and words
     assert compared.code == 0 and float(compared.lines[-1]) < 1e-5, compared.output
 
 
-def test_a_tokenizer_file_without_its_package_is_one_line(here: Box) -> None:
-    ended = gpt(here, "--tokenizer=/tmp/none.json")
+def test_a_tokenizer_without_its_file_or_its_package_is_one_line(here: Box, tmp_path: Path) -> None:
+    assert one_line(gpt(here, "--tokenizer=/tmp/none.json")).endswith("/tmp/none.json: No such file or directory")
+    (tmp_path / "tokenizers.py").write_text("raise ImportError", encoding="utf-8")
+    ended = gpt(here, "--tokenizer=/tmp/none.json", PYTHONPATH=here.put(tmp_path, "hidden"))
     assert "--tokenizer needs the package tokenizers: pip install tokenizers" in one_line(ended)
 
 

@@ -517,6 +517,21 @@ def test_the_program_of_a_repository_comes_before_those_of_its_projects_and_its_
     assert proposed(files)[0]["run"] == "python tools/train_net.py"
 
 
+def test_the_program_that_the_documents_start_comes_before_others_of_its_kind(proposed: Proposed) -> None:
+    programs = {name: TRAIN.format(more="") for name in ("train.py", "legacy_train.py", "examples/train_it.py")}
+    assert proposed({**programs, "README.md": "    torchrun --nproc-per-node=2 examples/train_it.py --epochs 3\n"})[0][
+        "run"
+    ] == ("python examples/train_it.py")
+
+
+def test_a_module_of_another_program_is_no_program(proposed: Proposed) -> None:
+    files = {
+        "train.py": "import torch\nprint(torch.__version__)\ndef train(loss):\n    loss.backward()\n",
+        "main.py": "import train\nif __name__ == '__main__':\n    train.train(1)\n",
+    }
+    assert proposed(files)[0]["run"] == "python main.py"
+
+
 BESIDE = {"forecast/train.py": TRAIN.format(more=""), "forecast/requirements.txt": "torch\nmatplotlib>=3.9\n"}
 
 

@@ -343,7 +343,7 @@ class Repository:
         found: dict[str, str] = {}
         for one in self.commands:
             folder = one.path.rpartition("/")[0]
-            if folder not in taken and one.words == ("python", one.path) and not any(one.rank[:4]):
+            if folder not in taken and one.words == ("python", one.path) and not any((*one.rank[:3], one.rank[4])):
                 found.setdefault(folder, one.path)
         if not found:
             return []
@@ -537,24 +537,37 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
     commands, said = [], _documented(folder, names)
+    imported = {part.path for source in sources.run if source.main for part in sources.closure(source.path)[1:]}
     for source, command, target in programs:
         *_, parent, file = ["", *source.path.split("/")]
         main = source.main or file == "__main__.py" or bool(command)
         rank = _name_rank(command or (parent if file == "__main__.py" else file.removesuffix(".py")))
         trains = any("trains" in part.marks for part in sources.closure(source.path) if part.run)
         by_name = rank < _TRAINING.index("main")
-        if rank == 99 or not (by_name or trains) or not (main or (source.acts and rank < len(_TRAINING))):
+        acts = source.acts and rank < len(_TRAINING) and source.path not in imported
+        if rank == 99 or not (by_name or trains) or not (main or acts):
             continue
         reasons = ["a main program"] * main + ["a training loop"] * trains
         why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
         depth = -1 if command else source.path.count("/")
+        words = (command,) if command else sources.run_as(source, said)
+        shown = " ".join(words[1:]) in said
         commands.append(
             Candidate(
-                (command,) if command else sources.run_as(source, said),
+                words,
                 source.path,
                 f"a command of the project, {target}" if command else why,
-                # A file with a name for training comes before one that only trains, and examples before what is deep.
-                (not trains, rank == len(_TRAINING), depth > 3, bool(_ASIDE.search(source.path)), rank, depth),
+                # A file with a name for training comes before one that only trains, examples before what is deep, and
+                # what the documents start before what they do not.
+                (
+                    not trains,
+                    rank == len(_TRAINING),
+                    depth > 3,
+                    not shown,
+                    bool(_ASIDE.search(source.path)),
+                    rank,
+                    depth,
+                ),
             )
         )
     for name in names if not commands else ():
