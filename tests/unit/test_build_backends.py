@@ -113,7 +113,9 @@ def test_a_build_backend_that_failed_is_one_line_where_it_matters(tmp_path: Path
         f"{tmp_path}/pyproject.toml:5: the build backend hatchling.build failed: ValueError: no version: version is "
     )
     written(tmp_path, {"pyproject.toml": POETRY})
-    with pytest.raises(UserError, match=r":5: the build backend poetry\.core\.masonry\.api failed: E: they are not"):
+    with pytest.raises(
+        UserError, match=r":5: the build backend poetry\.core\.masonry\.api failed: E: its dependencies are not"
+    ):
         requirements.read(workspace(tmp_path, Told(failure="E")), "3.13")
     assert requirements.read(workspace(tmp_path, Told(failure="E"), requirements=["tqdm"]), "3.13").lines
 

@@ -240,16 +240,26 @@ def test_what_a_conda_environment_and_the_code_name_is_required(proposed: Propos
         "scikit-learn==1.5.2.*",
         "pandas==2.*",
         "torchaudio",
+        "own-lib",
         "scipy",
     ]
     assert document["base"] == "debian-12"
     assert "base: debian-12 (environment.yml:4 asks for python=3.11)\n" in said
     assert re.search(r"environment.yml:5 lists torch==2.4.\*: the image has [\d.]+, unless 'framework: ", said)
-    assert (
-        "environment.yml: conda packages are not installed if the code is not known to import them: ffmpeg, own-lib\n"
-        in said
-    )
+    assert "environment.yml: conda packages are not installed if the code is not known to import them: ffmpeg\n" in said
     assert "numpy" not in said
+
+
+def test_condas_package_with_the_name_of_a_module_is_the_modules(proposed: Proposed) -> None:
+    files = {
+        "train.py": "import modelcif\n" + TRAIN.format(more=""),
+        "environment.yml": "dependencies:\n  - modelcif=0.7\n  - pip:\n    - einops\n    - -e .\n"
+        "    - git+https://github.com/NVIDIA/dllogger.git\n",
+    }
+    document, said = proposed(files)
+    assert document["requirements"] == ["einops", "modelcif==0.7.*"]
+    assert "environment.yml: lists 'git+https://github.com/NVIDIA/dllogger.git' for pip, which is not read" in said
+    assert "'-e .'" not in said
 
 
 @pytest.mark.parametrize(

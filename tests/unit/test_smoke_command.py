@@ -283,6 +283,11 @@ def test_a_run_that_asked_a_host_says_which_and_what_to_do(repository: Repositor
     assert "asked for" not in explanation.of(Run(1, other.splitlines(), ["huggingface.co"])), "it is not the reason"
 
 
+def test_a_missing_module_may_be_the_folder_of_the_repository_itself(explain: Explain) -> None:
+    said = explain(raised(f"{NO_MODULE} 'jax_az'", TRAIN), "__init__.py", "train.py")
+    assert "if jax_az is this folder, which is a package, run trainyard in the folder above; else add the" in said
+
+
 def test_without_an_observer_the_host_is_in_the_log(explain: Explain) -> None:
     assert "asked for files.example, which" in explain("curl: (6) Network is unreachable https://files.example/x")
 

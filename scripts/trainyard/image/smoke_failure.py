@@ -294,7 +294,12 @@ class Explanation:
         if self.recipe and (version := self.recipe.versions.get(known or "")):
             return f"{known} {version}, which the image has, has no {top}"
         name = "the package that has it" if known is None else "it" if known == top else f"{known}, which has it,"
-        return self._left_out(module).removeprefix(": ") or f"add {name} to requirements in {FILE}"
+        if left_out := self._left_out(module).removeprefix(": "):
+            return left_out
+        add = f"add {name} to requirements in {FILE}"
+        if known is None and self.files and (self.files.root / "__init__.py").is_file():
+            return f"if {top} is this folder, which is a package, run trainyard in the folder above; else {add}"
+        return add
 
     def _package_advice(self, text: str, lines: list[str]) -> str:
         """Return what to do if a package of the image lacks a name, or is of another time than numpy; empty if not."""

@@ -34,7 +34,7 @@ from trainyard.workspace.project import Project, checked
 #: others may be dynamic without a consequence.
 _NEEDED = {
     "version": "importlib.metadata finds no '{name}' in the image",
-    "dependencies": "they are not installed unless 'requirements' of trainyard.yaml lists them",
+    "dependencies": "its dependencies are not installed unless 'requirements' of trainyard.yaml lists them",
     "optional-dependencies": "extras have no packages",
     "scripts": "the image has none of them",
     "gui-scripts": "the image has none of them",

@@ -27,6 +27,9 @@ _FILES = ("requirements.txt", "requirements/train.txt", "requirements/base.txt",
           "requirements/requirements.txt", "requirements-train.txt", "requirements_train.txt", "requirements.in",
           "requirements/train.in", "requirements/base.in")  # fmt: skip
 
+#: What installs the repository itself, whose modules are in the image in any case.
+_OF_ITSELF = re.compile(r"(-e|--editable)?[ =]*\.(\[.*\])?")
+
 #: Conda's name of a package -> that of the package index.
 _CONDA_NAMES = {"opencv": "opencv-python-headless", "py-opencv": "opencv-python-headless", "pytorch": "torch"}
 
@@ -191,8 +194,13 @@ def conda(path: Path) -> Choice | None:
     pip: list[Any] = next(
         (item["pip"] for item in entries if isinstance(item, dict) and isinstance(item.get("pip"), list)), []
     )
-    packages = [text for text in map(str, pip) if _is_requirement(text)]  # not -r other.txt, nor -e .
+    packages = [text for text in map(str, pip) if _is_requirement(text)]
     choice = Choice("", packages, f"{path.name} lists them", [(text, path.name) for text in packages])
+    if left := [text for text in map(str, pip) if not _is_requirement(text) and not _OF_ITSELF.fullmatch(text)]:
+        choice.notes.append(
+            f"{path.name}: lists {', '.join(map(repr, left))} for pip, which is not read: list what it installs in "
+            "requirements.txt, an address as 'NAME @ ADDRESS'"
+        )
     for position, item in enumerate(entries):
         if isinstance(item, str) and (name := re.match(r"(?:\S+::)?([\w.-]+)", item)):
             place = f"{path.name}:{yaml_source.line_of(data, ('dependencies', position))}"
@@ -261,7 +269,9 @@ def complete(
     framework, rest = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *rest}
     modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
-    packages = {module: import_names.proposed(module, choice.conda) for module in modules}
+    packages = {
+        module: import_names.proposed(module, choice.conda) or _same(module, choice.conda) for module in modules
+    }
     choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
     found = {package: module for module, package in packages.items() if package}
     _take_from_conda(choice, found, framework, rest)
@@ -301,6 +311,11 @@ def complete(
         choice.packages.append(text)
     if found and not choice.why:
         choice.why = "the code imports them"
+
+
+def _same(module: str, names: Container[str]) -> str:
+    name = canonicalize_name(module)
+    return name if name in names else ""
 
 
 def _take_from_conda(
