@@ -343,7 +343,7 @@ class Repository:
         found: dict[str, str] = {}
         for one in self.commands:
             folder = one.path.rpartition("/")[0]
-            if folder not in taken and one.words == ("python", one.path) and not any((*one.rank[:3], one.rank[4])):
+            if folder not in taken and one.words == ("python", one.path) and not any((one.rank[0], *one.rank[2:5])):
                 found.setdefault(folder, one.path)
         if not found:
             return []
@@ -515,10 +515,15 @@ def _name_rank(name: str) -> int:
 
 
 def _documented(folder: Path, names: Sequence[str]) -> set[str]:
-    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``."""
-    documents = [folder / name for name in names if _DOCUMENT.search(name)]
-    texts = [text_of(document) for document in documents if not document.is_symlink()]
-    return {" ".join(match[1].removeprefix("./").split()) for text in texts for match in _STARTS.finditer(text)}
+    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``.
+
+    Paths may be below the top, or below the folder of the document.
+    """
+    said: set[str] = set()
+    for name in (name for name in names if _DOCUMENT.search(name) and not (folder / name).is_symlink()):
+        started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text_of(folder / name))}
+        said |= started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}
+    return said
 
 
 def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str]) -> list[Candidate]:
@@ -551,28 +556,16 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
         depth = -1 if command else source.path.count("/")
         words = (command,) if command else sources.run_as(source, said)
-        shown = " ".join(words[1:]) in said
-        commands.append(
-            Candidate(
-                words,
-                source.path,
-                f"a command of the project, {target}" if command else why,
-                # A file with a name for training comes before one that only trains, examples before what is deep, and
-                # what the documents start before what they do not.
-                (
-                    not trains,
-                    rank == len(_TRAINING),
-                    depth > 3,
-                    not shown,
-                    bool(_ASIDE.search(source.path)),
-                    rank,
-                    depth,
-                ),
-            )
-        )
+        shown, aside = " ".join(words[1:]) in said, bool(_ASIDE.search(source.path))
+        # What the documents start comes first, a file with a name for training before one that only trains, and
+        # examples before what is deep.
+        order = (not trains, not shown, rank == len(_TRAINING), depth > 3, aside, rank, depth)
+        why = f"a command of the project, {target}" if command else why
+        commands.append(Candidate(words, source.path, why, order))
     for name in names if not commands else ():
         rank = _name_rank(name.rpartition("/")[2].removesuffix(".sh"))
-        if not name.endswith(".sh") or name.count("/") > 1 or rank >= len(_TRAINING):
+        deepest = 1 if rank < _TRAINING.index("main") else 0
+        if not name.endswith(".sh") or name.count("/") > deepest or rank >= len(_TRAINING):
             continue
         if re.search(r"\b(python3?|torchrun|accelerate)\b", yaml_source.text(folder / name, errors="replace")):
             words = (f"./{name}",) if (folder / name).stat().st_mode & 0o100 else ("bash", name)
