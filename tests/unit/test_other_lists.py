@@ -99,6 +99,10 @@ def test_a_list_that_is_not_read_is_named_with_what_to_do(
     [
         {},
         {"requirements.txt": "einops==0.8.1\n", "Dockerfile": "RUN pip install -U pip && uv pip install einops\n"},
+        {
+            "requirements.txt": "einops==0.8.1\n",
+            "Dockerfile": """RUN uv pip install --prefix "$(python -c 'import sys; print(sys.prefix)')" einops\n""",
+        },
         {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ndev = []\n[dependency-groups]\ndocs = []\n'},
         {"pyproject.toml": PROJECT + '[project.optional-dependencies]\ncpu = ["torch"]\ncu130 = ["torch"]\n'},
         {"train.py": "# /// script\n# dependencies = []\n# ///\n" + TRAIN},

@@ -57,6 +57,11 @@ def of_pixi(path: Path) -> Iterator[tuple[str, str, str]]:
         yield name, version, source.where(name, after="[dependencies]")
 
 
+#: What a shell replaces by the output of a command:
+#: https://www.gnu.org/software/bash/manual/html_node/Command-Substitution.html
+_SUBSTITUTED = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`")
+
+
 def _entries(source: Toml, entries: Mapping[str, Any], after: str) -> Iterator[Placed]:
     """Yield the packages of a table with versions, as both formats have it; those of addresses are left to the user."""
     for name, value in entries.items():
@@ -97,7 +102,8 @@ def debian(root: Path, names: Sequence[str]) -> tuple[str, list[str]]:
 
 def packages_of(command: str) -> Iterator[str]:
     """Yield the packages that a shell's command installs with pip or uv by their names."""
-    for match in _INSTALLS.finditer(re.sub(r"(^|\s)#.*", "", command)):
+    command = _SUBSTITUTED.sub("$substituted", re.sub(r"(^|\s)#.*", "", command))
+    for match in _INSTALLS.finditer(command):
         skip = False
         for word in match["words"].split():
             word = word.strip("\"'")
