@@ -737,6 +737,16 @@ def test_a_library_that_a_module_loads_needs_all_it_names() -> None:
     )
 
 
+def test_what_the_loader_finds_first_counts_and_not_a_wheels_copy_of_it() -> None:
+    """As pymeshlab, which has a libsystemd.so.0 that needs what Debian's does not."""
+    assert not missing_libraries(
+        "tf-cpu",
+        with_needed("usr/bin/who", "libsystemd.so.0"),
+        with_layer({"usr/lib/x86_64-linux-gnu/libsystemd.so.0": b"s"}),
+        with_needed(f"{SITE_PACKAGES}/pymeshlab/lib/libsystemd.so.0", "libgpg-error.so.0"),
+    )
+
+
 @pytest.mark.parametrize(
     ("target", "packages"),
     [("tf-cpu", "libgl1, libglib2.0-0t64, libxcb1"), ("tf-tpu", "libgl1, libglib2.0-0, libxcb1")],

@@ -17,6 +17,10 @@ _OF_THE_HOST = re.compile(
 _MODULE = re.compile(r"(?!lib)\w+\.so|\w+\.(?:cpython-\d[\w-]*|abi3)\.so")
 
 
+#: The folders of Debian in which the loader looks last (ld.so(8), /etc/ld.so.conf.d).
+_DEFAULT = re.compile(r"(?:usr/(?:local/)?)?lib(?:64)?(?:/\w+-linux-gnu)?")
+
+
 class Binaries:
     """Hold the programs and libraries of an image or a wheel, by their paths.
 
@@ -51,7 +55,10 @@ class Binaries:
             at = waiting.pop()
             for name in map(posixpath.basename, self.needed.get(at, ())):
                 own = [f"{folder}/{name}" for folder in self._searched.get(at, ())]
-                files = [file for file in own if file in self._files][:1] or self._named.get(name, [])
+                named = self._named.get(name, [])
+                default = [file for file in named if _DEFAULT.fullmatch(posixpath.dirname(file))]
+                # Others may be loaded by then: a package may load its own libraries by their paths.
+                files = [file for file in own if file in self._files][:1] or default[:1] or named
                 waiting += {*files} - seen
                 seen.update(files)
                 lacking |= {name} if not files and not _OF_THE_HOST.fullmatch(name) else set()
