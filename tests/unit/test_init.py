@@ -262,6 +262,18 @@ def test_condas_package_with_the_name_of_a_module_is_the_modules(proposed: Propo
     assert "'-e .'" not in said
 
 
+def test_a_module_that_python_has_no_longer_chooses_a_base_with_an_earlier_one(
+    proposed: Proposed, trainyard: Command
+) -> None:
+    document, said = proposed({"train.py": "from uu import decode\n" + TRAIN.format(more="")})
+    assert document["base"] == "debian-12"
+    assert "base: debian-12 (train.py:1 imports uu, which Python 3.13 has no longer)\n" in said
+    text = Path("trainyard.yaml").read_text(encoding="utf-8")
+    Path("trainyard.yaml").write_text(text.replace("base: debian-12", "base: debian-13"), encoding="utf-8")
+    said = trainyard("check")[2]
+    assert "train.py:1 imports uu, which Python 3.13 has no longer: 'base' chooses an earlier one" in said
+
+
 @pytest.mark.parametrize(
     ("python", "said"), [("3.13.2", ""), ("3.9", "asks for python=3.9: the image has Python 3.13, and the bases are ")]
 )

@@ -283,6 +283,11 @@ def test_a_run_that_asked_a_host_says_which_and_what_to_do(repository: Repositor
     assert "asked for" not in explanation.of(Run(1, other.splitlines(), ["huggingface.co"])), "it is not the reason"
 
 
+def test_no_package_has_a_module_that_python_has_no_longer(explain: Explain) -> None:
+    said = explain(raised(f"{NO_MODULE} 'uu'", TRAIN))
+    assert said.endswith("Python 3.13 has no uu any longer: set base in trainyard.yaml to one with an earlier Python")
+
+
 def test_a_missing_module_may_be_the_folder_of_the_repository_itself(explain: Explain) -> None:
     said = explain(raised(f"{NO_MODULE} 'jax_az'", TRAIN), "__init__.py", "train.py")
     assert "if jax_az is this folder, which is a package, run trainyard in the folder above; else add the" in said

@@ -290,6 +290,8 @@ class Explanation:
         framework = _FRAMEWORKS.get(top)
         if framework:
             return f"the image has no {top}: set extends to a target with {framework} ('trainyard list' shows them)"
+        if without := import_names.removed(top):
+            return f"Python {without} has no {top} any longer: set base in {FILE} to one with an earlier Python"
         known = import_names.proposed(module) or None
         if self.recipe and (version := self.recipe.versions.get(known or "")):
             return f"{known} {version}, which the image has, has no {top}"

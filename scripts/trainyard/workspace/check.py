@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from trainyard.common.errors import UserError, nearest
 from trainyard.oci import secret_scan
 from trainyard.spec import catalog, yaml_source
+from trainyard.spec.markers import allows
 from trainyard.spec.model import RepositorySpec, relative
 from trainyard.spec.naming import FOLDER
 from trainyard.spec.units import in_units
@@ -325,6 +326,9 @@ def _check_imports(
             target has.
     """
     closure = sources.closure(start, conditional=False)
+    for module, (place, version) in requirement_choice.removed(closure, sources).items():
+        if not allows(f"<{version}", spec.python_version):
+            found.note(f"{place} imports {module}, which Python {version} has no longer: 'base' chooses an earlier one")
     for module, place in requirement_choice.missing(closure, sources, known, named).items():
         if name := proposed(module):
             found.note(

@@ -26,6 +26,14 @@ _FIRST = {
     "pynvml": "nvidia-ml-py",
 }
 
+#: Version of Python -> modules that its standard library no longer has, but for distutils, which setuptools has:
+#: https://docs.python.org/3/whatsnew/3.12.html#removed, https://peps.python.org/pep-0594/
+_REMOVED = {
+    "3.12": "asynchat asyncore imp smtpd",
+    "3.13": "aifc audioop cgi cgitb chunk crypt imghdr lib2to3 mailcap nis nntplib ossaudiodev pipes sndhdr spwd sunau "
+    "telnetlib uu xdrlib",
+}
+
 #: Parts of names that do not tell what a distribution is about.
 _COMMON = frozenset({"python", "py", "lib", "cpu", "gpu", "core", "headless", "binary", "nightly"})
 
@@ -35,6 +43,11 @@ def root(module: str) -> str:
     parts = module.split(".")
     known = wheel_contents.providers()
     return next((name for end in (3, 2) if (name := ".".join(parts[:end])) in known), parts[0])
+
+
+def removed(module: str) -> str:
+    """Return the version of Python whose standard library has a module no longer; empty if there is none."""
+    return next((version for version, names in _REMOVED.items() if module in names.split()), "")
 
 
 def providers(module: str) -> list[str]:

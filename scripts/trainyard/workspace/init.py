@@ -211,7 +211,7 @@ class Repository:
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
         shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
-        base = self._base(spec, wanted, reasons)
+        base = self._base(spec, wanted, needing, reasons)
         system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)
         place, listed = copied_lists.debian(self.folder, self.names)
         more = [one for one in dict.fromkeys(listed) if one not in (*system, *spec.system)]
@@ -287,13 +287,17 @@ class Repository:
             found["requires"] = [f"{name}=={of}.*" for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm")]
         return found
 
-    def _base(self, spec: Spec, wanted: requirement_choice.Choice, reasons: dict[str, str]) -> str:
+    def _base(
+        self, spec: Spec, wanted: requirement_choice.Choice, closure: Sequence[Source], reasons: dict[str, str]
+    ) -> str:
         """Return the base with a Python that suits all that ask for one; empty if the target's does, or none.
 
         Args:
             reasons: of the proposal; that of the base is added.
         """
         asked = [wanted.python]
+        for module, (place, version) in requirement_choice.removed(closure, self.sources).items():
+            asked.append((f"<{version}", f"{place} imports {module}, which Python {version} has no longer"))
         for name in _PYTHON_FILES:
             if name in self.names and (match := _PYTHON.search(yaml_source.text(self.folder / name, errors="replace"))):
                 asked.append((f"=={match[1]}.*", f"{name} asks for Python {match[1]}"))

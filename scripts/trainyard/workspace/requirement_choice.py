@@ -346,6 +346,17 @@ def _take_from_conda(
         )
 
 
+def removed(closure: Iterable[Source], sources: Sources) -> dict[str, tuple[str, str]]:
+    """Return module -> place and Python, of those that files always import and that Python's library has no longer."""
+    modules: dict[str, tuple[str, str]] = {}
+    for source in closure:
+        for statement in source.imports:
+            version = import_names.removed(statement.top)
+            if version and not (statement.optional or statement.conditional or sources.is_local(statement, source)):
+                modules.setdefault(statement.top, (source.at(statement.line), version))
+    return modules
+
+
 def missing(
     closure: Iterable[Source], sources: Sources, known: Container[str], listed: Collection[str]
 ) -> dict[str, str]:
