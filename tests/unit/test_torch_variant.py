@@ -14,8 +14,10 @@ from packaging.specifiers import SpecifierSet
 from tests import workspaces
 from tests.fakes.package_index import PackageIndex, wheel
 
+from trainyard.common.settings import ROOT
 from trainyard.image import planning
 from trainyard.spec import model
+from trainyard.spec.lock import DEFAULT, Lock, Locked
 from trainyard.workspace import indexes, requirements
 
 Run = Callable[..., tuple[int, str, str]]
@@ -66,6 +68,19 @@ def test_what_builds_for_cuda_cost_is_said_of_an_image_for_cpus() -> None:
     note = planning._of_nvidia(model.load("cpu", "amd64"))
     assert re.fullmatch(r", with \d+ packages of NVIDIA, \d\.\d+ GB to download", note)
     assert not planning._of_nvidia(model.load("tf-cpu", "amd64"))
+
+
+def test_libraries_of_cuda_that_a_requirement_brings_into_an_image_for_cpus_are_said() -> None:
+    spec = model.load(str(ROOT / "examples" / "keras"), "amd64")
+    target, cuda = (model.load(name, "amd64").locked().pins for name in ("tf-cpu", "cpu"))
+    of_nvidia = [pin for pin in cuda if pin.name.startswith("nvidia-")][:2]
+    plain, with_cuda = (
+        spec.with_lock(Lock(spec.python_version, {DEFAULT: {"amd64": Locked(pins)}}))
+        for pins in (target, (*target, *of_nvidia))
+    )
+    assert not planning._for_cuda(plain, DEFAULT)
+    (note,) = planning._for_cuda(with_cuda, DEFAULT)
+    assert re.search(r"trainyard.yaml: an image for CPUs, with 2 packages of NVIDIA, .+: a requirement is for", note)
 
 
 @pytest.mark.parametrize(("target", "asked"), [("gpu", []), ("cpu", []), ("tf-cpu", [f"{PYTORCH}/cu130"])])

@@ -145,6 +145,8 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
             f"{spec.lock_file.name} has no packages of index {index}: run 'trainyard lock --upgrade' to add them"
         )
         index = DEFAULT
+    if not reason:
+        notes += _for_cuda(spec, index)
     origin = spec.usable_lock.origin if spec.usable_lock else None
     machine = builder.current(spec.context).machine(spec.architecture)
     locked = origin.base if origin else ""
@@ -165,9 +167,16 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
     )
 
 
-def _of_nvidia(spec: Spec) -> str:
-    """Return what the builds for CUDA cost that the default index has, as the end of a note."""
-    pins = [pin for pin in spec.locked().pins if pin.name.startswith("nvidia-")]
+def _for_cuda(spec: Spec, index: str) -> list[str]:
+    """Return a note if the requirements of a repository bring libraries of CUDA into its image for CPUs."""
+    repository = isinstance(spec, RepositorySpec) and spec.accelerator == "none"
+    more = _of_nvidia(spec, index) if repository else ""
+    return [f"{spec.where}: an image for CPUs{more}: a requirement is for CUDA, as jax[cuda] is"] if more else []
+
+
+def _of_nvidia(spec: Spec, index: str = DEFAULT) -> str:
+    """Return what the builds for CUDA cost that an index has, as the end of a note; empty if there are none."""
+    pins = [pin for pin in spec.locked(index).pins if pin.name.startswith("nvidia-")]
     if not pins:
         return ""
     return f", with {len(pins)} packages of NVIDIA, {in_units(sum(pin.size for pin in pins))} to download"
