@@ -588,6 +588,7 @@ def test_notebooks_are_named_if_no_program_trains(proposed: Proposed) -> None:
     document, said = proposed({**files, "requirements.txt": "torch\n"})
     assert "run" not in document
     assert "part0.ipynb, part1.ipynb, part2.ipynb, ...: the image is an environment without these notebooks: " in said
+    assert "'trainyard image part0.ipynb' makes a program of one" in said
     Path("train.py").write_text(TRAIN.format(more=""), encoding="utf-8")
     from trainyard.workspace import init
 

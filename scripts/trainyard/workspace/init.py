@@ -236,8 +236,9 @@ class Repository:
             if notebooks := [name for name in self.names if name.endswith(".ipynb")]:
                 some = f"{', '.join(notebooks[:3])}{', ...' * bool(notebooks[3:])}"
                 notes.append(
-                    f"{some}: the image is an environment without these notebooks: make programs of them with 'jupyter "
-                    "nbconvert --to script', or add jupyterlab to 'requirements' for 'trainyard run --mount --jupyter'"
+                    f"{some}: the image is an environment without these notebooks: 'trainyard image "
+                    f"{shlex.quote(notebooks[0])}' makes a program of one, in its own image; or add jupyterlab to "
+                    "'requirements' for 'trainyard run --mount --jupyter'"
                 )
         elif command:
             reasons[f"run: {words}"] = command.why
