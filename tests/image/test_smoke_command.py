@@ -571,7 +571,32 @@ def test_a_run_that_goes_on_is_shortened_if_it_works(
     spec, image = make("run: python3 train.py", **{"train.py": f"import time\n{text}\n"})
     subject = smoke_command.Subject(image, ("python3", "train.py"), files=workspace_files.on_host(spec))
     subject = dataclasses.replace(subject, start=("--", *subject.command))
-    smoke, told = smoke_search.search(ENGINE, subject, ShortRun())
+    smoke, told, late = smoke_search.search(ENGINE, subject, ShortRun())
     assert (bool(smoke), smoke.get("for", 0) > 0) == (shortened, shortened)
-    assert said in told
+    assert said in told and not late
     assert ("expect" in smoke) == ("loss" in text)
+
+
+#: Trains for --epochs, and fails when it is done.
+FAILS_AT_ITS_END = """
+import argparse, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=10**6)
+for epoch in range(parser.parse_args().epochs):
+    time.sleep(0.2)
+    print(f"epoch {epoch} loss: 0.5", flush=True)
+raise ValueError("weights only load failed")
+"""
+
+
+def test_a_failure_after_the_training_is_told_with_the_smoke_test_that_does_not_reach_it(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(smoke_search, "WATCHED", 3)
+    spec, image = make("run: python3 train.py", **{"train.py": FAILS_AT_ITS_END})
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    recipe = recipe_of(spec)
+    ENGINE.image(image, made_by="").tag(*recipe.candidate.split(":"))
+    assert smoke_search.found(spec, workspace_files.on_host(spec), recipe)
+    said = "'python3 train.py --epochs=1' failed: train.py:8: ValueError: weights only load failed"
+    assert f"a run of this smoke test does not reach its end, at which {said}" in caplog.text

@@ -62,20 +62,25 @@ def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = Fa
     run, network = proposal(spec), smoke_test.network_of(spec.local_name, files, spec.context)
     with stages.stage("search") as stage:
         subject = Subject(recipe.candidate, tuple(spec.run or ()), recipe=recipe, files=files, network=network)
-        smoke, said = search(spec.context.engine, subject, run)
+        smoke, said, late = search(spec.context.engine, subject, run)
         stage.done = f"{shlex.join(smoke['args']) or 'no arguments'}: {said}" if smoke else "no short run passes"
     where = relative(spec.workspace.file)
     if not smoke:
         logger.warning(f"{where}: no smoke was found: {said}: write 'smoke', which 'trainyard push' needs")
         return False
+    if late:
+        logger.warning(f"{where}: a run of this smoke test does not reach its end, at which {late}")
     write(spec, smoke)
     logger.info(f"wrote smoke to {where}: commit it")
     return True
 
 
-def search(engine: Engine, subject: Subject, run: short_run.ShortRun) -> tuple[dict[str, Any], str]:
-    """Return what a smoke test is to be as keys of trainyard.yaml, empty if none passed; and what it is, or met."""
-    started, reason = time.monotonic(), ""
+def search(engine: Engine, subject: Subject, run: short_run.ShortRun) -> tuple[dict[str, Any], str, str]:
+    """Return what a smoke test is to be as keys of trainyard.yaml, empty if none passed; and what it is, or met.
+
+    The third is how a shorter run failed after it had printed a loss, if the smoke test ends a longer one before that.
+    """
+    started, reason, late = time.monotonic(), "", ""
     for number in range(1, TRIES + 1):
         words = run.words
         run.seen.append(words)
@@ -86,21 +91,24 @@ def search(engine: Engine, subject: Subject, run: short_run.ShortRun) -> tuple[d
         stages.now(f"try {number}: {shlex.join([*subject.command, *words])}")
         tried = tester.attempt(words, WATCHED)
         if tried.working or (not tried.alive and not tried.run.status):
-            return _smoke(run, tried), f"ran for {tried.seconds:.0f} s" + (", and was ended" if tried.alive else "")
+            ended = ", and was ended" if tried.alive else ""
+            return _smoke(run, tried), f"ran for {tried.seconds:.0f} s{ended}", late if tried.alive else ""
         if tried.alive:
             doing = f"still {tried.importing}" if tried.importing else "neither used a CPU nor printed anything"
-            return {}, f"{doing} after {tried.seconds:.0f} s"
+            return {}, f"{doing} after {tried.seconds:.0f} s", ""
         lines = own_lines(tried.run.lines)
         errors = [one.error for one in tracebacks(lines)][-2:]
         reason = tester.explain.of(tried.run)
+        if any(re.search(short_run.LOSS, line) for line in lines):
+            late = f"'{shlex.join([*subject.command, *words])}' failed: {reason}"
         said, killed = "\n".join(errors or lines[-15:]), tried.run.out_of_memory
         missing = run.correct(said, reason, tried.run.hosts, out_of_memory=killed)
         logger.info(f"try {number}, {shlex.join(words) or 'without arguments'}: {reason[:200]}")
         if missing:
-            return {}, missing
+            return {}, missing, ""
         if time.monotonic() - started > ALL:
-            return {}, f"{reason} (the last of {number} tries)"
-    return {}, f"{reason} (the last of {TRIES} tries)"
+            return {}, f"{reason} (the last of {number} tries)", ""
+    return {}, f"{reason} (the last of {TRIES} tries)", ""
 
 
 def _smoke(run: short_run.ShortRun, tried: Attempt) -> dict[str, Any]:
