@@ -446,7 +446,7 @@ def _redacted(data: dict[str, object], log: Log) -> dict[str, object]:
 
 def _own(name: str, value: str) -> str:
     """The value of a variable for programs."""
-    return redact.HIDDEN if redact.is_secret(name) else redact.without_tokens(value)
+    return redact.HIDDEN if redact.is_secret(name, value) else redact.without_tokens(value)
 
 
 def _start_lines(report: Report, settings: Settings) -> list[str]:

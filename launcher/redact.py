@@ -30,7 +30,7 @@ SECRET_WORDS = (
     "PWD",
     "SIGNATURE",
 )
-# ... or if its name contains one of these (DBPASSWORD, accessToken).
+# ... or if its name contains one of these (DBPASSWORD, accessToken). A tokenizer is none, nor is a number of tokens.
 SECRET_PARTS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "APIKEY", "ACCESSKEY")
 NOT_SECRET = ("PWD", "OLDPWD")  # the shell's current and last folder
 KEY_BLOCK = "-----BEGIN"  # of a PEM file; hidden up to the end of the text
@@ -40,10 +40,10 @@ SHORTEST_SECRET = 6
 LONGEST_VALUE = 300
 
 
-def is_secret(name: str) -> bool:
-    """Whether the name of a variable or an option is that of a secret."""
-    upper = name.upper()
-    if upper in NOT_SECRET:
+def is_secret(name: str, value: str) -> bool:
+    """Whether the value of a variable or an option is a secret, by its name."""
+    upper = name.upper().replace("TOKENIZER", "")
+    if upper in NOT_SECRET or (upper.endswith("TOKENS") and value.isdigit()):
         return False
     words = "".join(character if character.isalnum() else " " for character in upper).split()
     return any(word in SECRET_WORDS for word in words) or any(part in upper for part in SECRET_PARTS)
@@ -56,7 +56,7 @@ def secrets(env: Mapping[str, str]) -> list[str]:
     """
     found: set[str] = set()
     for name, value in env.items():
-        if is_secret(name):
+        if is_secret(name, value):
             parts = (value, value.strip(), *value.splitlines())
             found.update(part for part in parts if len(part) >= SHORTEST_SECRET and not _is_address(part))
     return sorted(found, key=len, reverse=True)
@@ -113,7 +113,7 @@ def _without_userinfo(text: str) -> str:
 
 def shown(name: str, value: str) -> str:
     """A variable's value for display: hidden if its name is a secret's, without tokens, shortened if it is long."""
-    if is_secret(name):
+    if is_secret(name, value):
         return HIDDEN
     value = without_tokens(value)
     return one_line(value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "...")
@@ -130,15 +130,16 @@ def one_line(text: str) -> str:
 def shown_command(command: list[str]) -> str:
     """A command line for display: `--token=x` and `--token x` without x."""
     words = []
-    hide_next = False
+    option = ""
     for word in command:
-        name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
+        name, equals, value = word.partition("=")
+        if option and not word.startswith("-") and is_secret(option, word):
             words.append(HIDDEN)
-            hide_next = False
-        elif equals and is_secret(name):
+            option = ""
+        elif equals and is_secret(name, value):
             words.append(f"{name}={HIDDEN}")
+            option = ""
         else:
             words.append(shown("", word))
-            hide_next = word.startswith("-") and not equals and is_secret(word)
+            option = word if word.startswith("-") and not equals else ""
     return " ".join(words)

@@ -251,12 +251,27 @@ def test_text_that_only_resembles_a_token_is_shown(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["MY_API_KEY", "DB_PASSWORD", "GITHUB_TOKEN", "MYSQL_PWD", "accessToken", "--auth"])
 def test_names_of_secrets(name: str) -> None:
-    assert redact.is_secret(name)
+    assert redact.is_secret(name, "x") and redact.is_secret(name, "1")
 
 
 @pytest.mark.parametrize("name", ["MONKEY", "PWD", "KEYBOARD", "AUTHOR", "PASSENGERS", "TPU_NAME", "CERTAINTY"])
 def test_names_that_only_contain_the_word_of_a_secret(name: str) -> None:
-    assert not redact.is_secret(name)
+    assert not redact.is_secret(name, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("--tokenizer", "tokenizer.json", False),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("--max-tokens", "512", False),
+        ("API_TOKENS", "abc,def", True),
+        ("TOKEN", "512", True),
+        ("TOKENIZER_TOKEN", "x", True),
+    ],
+)
+def test_tokens_of_a_text_are_no_secrets(name: str, value: str, secret: bool) -> None:
+    assert redact.is_secret(name, value) is secret
 
 
 TWO_NODES = {
@@ -298,6 +313,11 @@ def test_secrets_are_hidden_in_their_own_place_for_programs(launch: Launch) -> N
         (["t", "--token=abc"], "t --token=[redacted]"),
         (["t", "--api-key", "abc", "--lr", "1"], "t --api-key [redacted] --lr 1"),
         (["t", "--use-auth", "--lr", "1"], "t --use-auth --lr 1"),
+        (
+            ["t", "--max-tokens", "64", "--tokenizer=t.json", "--eval-tokens=5"],
+            "t --max-tokens 64 --tokenizer=t.json --eval-tokens=5",
+        ),
+        (["t", "--token", "64"], "t --token [redacted]"),
         (["t", "a\nb\x1b[31m"], "t a\\nb\\x1b[31m"),
     ],
 )
