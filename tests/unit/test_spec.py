@@ -272,6 +272,7 @@ def test_every_conflict_has_a_source_and_says_when_it_can_be_removed() -> None:
         ("tensorboard-setuptools", {"tensorboard": "2.20.0", "setuptools": "82.0.0"}, {"setuptools": "81.0.0"}),
         ("jax-cuda12-plugin", {"jaxlib": "0.8.0", "jax-cuda12-plugin": "0.7.2"}, {"jax-cuda12-plugin": "0.8.0"}),
         ("jax-cuda13-plugin", {"jaxlib": "0.8.0", "jax-cuda13-plugin": "0.7.2"}, {"jax-cuda13-plugin": "0.8.0"}),
+        ("jaxlib-of-jax", {"jax": "0.4.28", "jaxlib": "0.12.0"}, {"jaxlib": "0.4.28"}),
         ("torchaudio-2.11", {"torch": "2.8.0", "torchaudio": "2.11.0"}, {"torchaudio": "2.8.0"}),
     ],
 )
