@@ -183,6 +183,15 @@ def test_data_that_is_given_is_read_by_name_if_its_folder_is_fixed(tmp_path: Pat
     assert run.words == ("--dataset=/data",)
 
 
+def test_a_batch_that_is_larger_than_the_data_is_made_smaller_before_the_run_is_longer(tmp_path: Path) -> None:
+    run = proposed(tmp_path, OPTIONS)
+    run.mounted = True
+    for words in (["--batch-size=2", "--epochs=1"], ["--batch-size=2"]):
+        run.seen.append(run.words)
+        assert run.correct("UnboundLocalError: cannot access local variable 'input'", "why") == ""
+        assert sorted(run.words) == words
+
+
 def test_no_arguments_are_tried_twice(tmp_path: Path) -> None:
     run = proposed(tmp_path, OPTIONS)
     for _ in range(2):

@@ -152,6 +152,8 @@ class ShortRun:
             if self._set({}, _MADE_UP_DATA) or self._read_data() or self._set(named):
                 return ""
             return reason if self.mounted or self.data else f"{reason} (or 'trainyard image --data FOLDER')"
+        if (self.data or self.mounted) and self._set(_LITTLE):  # a batch may be larger than a folder for tests
+            return ""
         # A short run is a special case, that a schedule or a logger may not have thought of: a longer one is shortened.
         limits = [name for name in self.args if name in _limiting()]
         for name in limits:
