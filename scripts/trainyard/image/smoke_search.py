@@ -69,7 +69,7 @@ def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = Fa
         logger.warning(f"{where}: no smoke was found: {said}: write 'smoke', which 'trainyard push' needs")
         return False
     if late:
-        logger.warning(f"{where}: a run of this smoke test does not reach its end, at which {late}")
+        logger.warning(f"{where}: the smoke test ends before the program does: {late}")
     write(spec, smoke)
     logger.info(f"wrote smoke to {where}: commit it")
     return True
@@ -100,7 +100,7 @@ def search(engine: Engine, subject: Subject, run: short_run.ShortRun) -> tuple[d
         errors = [one.error for one in tracebacks(lines)][-2:]
         reason = tester.explain.of(tried.run)
         if any(re.search(short_run.LOSS, line) for line in lines):
-            late = f"'{shlex.join([*subject.command, *words])}' failed: {reason}"
+            late = f"'{shlex.join([*subject.command, *words])}' trained, and failed: {reason}"
         said, killed = "\n".join(errors or lines[-15:]), tried.run.out_of_memory
         missing = run.correct(said, reason, tried.run.hosts, out_of_memory=killed)
         logger.info(f"try {number}, {shlex.join(words) or 'without arguments'}: {reason[:200]}")
