@@ -90,15 +90,16 @@ def outside(name: str, image: str, device: str, rounds: int) -> dict[str, Any]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """The figures as a Markdown table, and what they were measured on."""
-    lines = ["| section | what | ours | peer | ratio | target |", "|---|---|---|---|---|---|"]
+    """Return the figures as a Markdown table, and what they were measured on; spread is that of the peer's rounds."""
+    lines = ["| section | what | ours | peer | spread | ratio | target |", "|---|---|---|---|---|---|---|"]
     for section in found:
         for entry in section["rows"]:
             row = Row(**entry)
             target = f">= {row.target:g} {row.verdict}" if row.target else "-"
+            spread = f"{row.spread:.0%}" if row.spread else "-"
             lines.append(
                 f"| {section['section']} | {row.what} | {row.ours:.4g} {row.unit}"
-                f" | {row.against}: {row.peer:.4g} {row.unit} | {row.ratio:.2f} | {target} |"
+                f" | {row.against}: {row.peer:.4g} {row.unit} | {spread} | {row.ratio:.2f} | {target} |"
             )
     lines.append("")
     for section in found:
@@ -110,7 +111,11 @@ def table(found: list[dict[str, Any]]) -> str:
 def document(found: list[dict[str, Any]], device: str) -> str:
     """The Markdown file of the figures ``found`` on ``device``."""
     source = f"Written by `python -m benchmarks.trainers --device {device} --save`."
-    return f"# The trainers against their peers ({device})\n\n{source}\n\n{table(found)}\n"
+    spread = (
+        "Ratios are medians of rounds by turns. Spread: the difference of the highest and the lowest round of the peer,"
+        " by its\nmedian. Where it exceeds the margin to the target, there is no verdict."
+    )
+    return f"# The trainers against their peers ({device})\n\n{source}\n{spread}\n\n{table(found)}\n"
 
 
 def save(found: list[dict[str, Any]], device: str, folder: Path = RESULTS) -> None:

@@ -17,9 +17,10 @@ import importlib
 import json
 import os
 import pkgutil
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +38,14 @@ class Row:
     ratio: float
     target: float = 0.0  # what the ratio must reach; 0: none
     against: str = "peer"  # what the peer is
+    spread: float = 0.0  # of the peer's rounds, as relative_range() has it
 
     @property
     def verdict(self) -> str:
-        """``met`` or ``MISSED``, empty without a target."""
-        return "" if not self.target else "met" if self.ratio >= self.target else "MISSED"
+        """``met`` or ``MISSED``, empty without a target; none if the peer's rounds differ by more than the margin."""
+        if not self.target or abs(self.ratio - self.target) < self.spread:
+            return "no verdict" if self.target else ""
+        return "met" if self.ratio >= self.target else "MISSED"
 
 
 @dataclass(frozen=True)
@@ -62,26 +66,34 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def run(module: str, *words: str, **variables: str) -> str:
-    """Run a Python module as a program; returns what it prints.
+def relative_range(rounds: Sequence[float]) -> float:
+    """Return the difference of the highest and the lowest of some rounds, divided by their median."""
+    return (max(rounds) - min(rounds)) / statistics.median(rounds)
+
+
+def run(module: str, *words: str, allowed: Sequence[int] = (0,), env: Mapping[str, str] | None = None) -> str:
+    """Run a Python module as a program, with ``env`` added to the environment; returns what it prints.
 
     Raises:
-        RuntimeError: it failed; the message ends with its last words.
+        RuntimeError: its exit status is not ``allowed``; the message ends with its last words.
     """
     command = [sys.executable, "-m", module, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
-    if ended.returncode:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
+    if ended.returncode not in allowed:
         raise RuntimeError(f"{module} {' '.join(words)}: {ended.stderr.strip().rpartition(chr(10))[2]}")
     return ended.stdout
 
 
-def training(module: str, folder: Path, *words: str, **variables: str) -> list[dict[str, Any]]:
-    """Run a trainer; returns the events ``train`` of its metrics, which are kept in ``folder`` while it runs."""
+def training(
+    module: str, folder: Path, *words: str, kind: str = "train", allowed: Sequence[int] = (0,),
+    env: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run a trainer; returns the events ``kind`` of its metrics, which are kept in ``folder`` while it runs."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    run(module, f"--metrics-file={metrics}", *words, **variables)
+    run(module, f"--metrics-file={metrics}", *words, allowed=allowed, env=env)
     events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [event for event in events if event["event"] == "train"]
+    return [event for event in events if event["event"] == kind]
 
 
 def tried(

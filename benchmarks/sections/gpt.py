@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import Result, Row, run, training, tried
+from benchmarks.sections import Result, Row, relative_range, run, training, tried
 
 TARGET = "cpu"
 DEVICES = ("cpu", "cuda")
@@ -68,7 +68,8 @@ def compared(
     rows = []
     for name, against in (("plain", plain), ("tuned", f"tuned: {plain}, {added}")):
         ratio = statistics.median(mine / other for mine, other in zip(rates["ours"], rates[name], strict=True))
-        rows.append(Row(what, max(rates["ours"]), max(rates[name]), "tokens/s", ratio, TIMES_TUNED, against))
+        rows.append(Row(what, max(rates["ours"]), max(rates[name]), "tokens/s", ratio, TIMES_TUNED, against,
+                        relative_range(rates[name])))  # fmt: skip
     return Result(rows, {"rates": rates, "grid": points, "chosen": chosen})
 
 

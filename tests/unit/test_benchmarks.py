@@ -57,13 +57,28 @@ def test_saving_a_section_keeps_the_others(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "trainers-cpu.json").read_text(encoding="utf-8"))
     assert [found["section"] for found in written] == ["flowers", "mnist"]
     table = (tmp_path / "trainers-cpu.md").read_text(encoding="utf-8")
-    assert "| flowers | b | 2 s | peer: 1 s | 0.50 | >= 1.5 MISSED |" in table
-    assert "| mnist | c | 1 s | peer: 3 s | 3.00 | - |" in table
+    assert "| flowers | b | 2 s | peer: 1 s | - | 0.50 | >= 1.5 MISSED |" in table
+    assert "| mnist | c | 1 s | peer: 3 s | - | 3.00 | - |" in table
 
 
-@pytest.mark.parametrize(("ratio", "target", "verdict"), [(1.5, 1.5, "met"), (1.49, 1.5, "MISSED"), (0.1, 0.0, "")])
-def test_a_row_says_whether_its_target_is_met(ratio: float, target: float, verdict: str) -> None:
-    assert Row("a", 1, 1, "s", ratio, target).verdict == verdict
+@pytest.mark.parametrize(
+    ("ratio", "target", "spread", "verdict"),
+    [
+        (1.5, 1.5, 0.0, "met"),
+        (1.49, 1.5, 0.0, "MISSED"),
+        (0.1, 0.0, 0.5, ""),
+        (0.97, 1.0, 0.07, "no verdict"),
+        (1.05, 1.0, 0.07, "no verdict"),
+        (0.9, 1.0, 0.07, "MISSED"),
+        (1.1, 1.0, 0.07, "met"),
+    ],
+)
+def test_a_row_says_whether_its_target_is_met(ratio: float, target: float, spread: float, verdict: str) -> None:
+    assert Row("a", 1, 1, "s", ratio, target, spread=spread).verdict == verdict
+
+
+def test_the_spread_is_that_of_the_extremes() -> None:
+    assert sections.relative_range([9.0, 10.0, 12.0]) == pytest.approx(0.3)
 
 
 def test_the_machine_has_a_name() -> None:

@@ -300,9 +300,8 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(
             "--device auto: this trainer has no TPUs: see trainers.torch_xla.gpt, or give --device cpu", USAGE
         )
-    peers = Peers(
-        args, timeout=1800, scaled=False
-    )  # joins the others; a host can pack its text for longer than another
+    # Joins the others. A host can pack its text for longer than another.
+    peers = Peers(args, timeout=1800, scaled=False)
     text = language.load(args, partial(print, flush=True) if peers.rank == 0 else lambda line: None)
     config = language.configure(args, peers.device.type, text.tokenizer.vocab_size)
     batches, bytes_per_token = Batches(text, args, config.max_position_embeddings, peers), text.bytes_per_token()
