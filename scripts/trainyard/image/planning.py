@@ -169,8 +169,7 @@ def _reachable(spec: Spec) -> tuple[Spec, Sources]:
 
 def _for_cuda(spec: Spec, index: str) -> list[str]:
     """Return a note if the requirements of a repository bring libraries of CUDA into its image for CPUs."""
-    repository = isinstance(spec, RepositorySpec) and spec.accelerator == "none"
-    more = _of_nvidia(spec, index) if repository else ""
+    more = _of_nvidia(spec, index) if spec.target_below and spec.accelerator == "none" else ""
     return [f"{spec.where}: an image for CPUs{more}: a requirement is for CUDA, as jax[cuda] is"] if more else []
 
 
