@@ -20,7 +20,7 @@ import pkgutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -71,29 +71,26 @@ def relative_range(rounds: Sequence[float]) -> float:
     return (max(rounds) - min(rounds)) / statistics.median(rounds)
 
 
-def run(module: str, *words: str, allowed: Sequence[int] = (0,), env: Mapping[str, str] | None = None) -> str:
-    """Run a Python module as a program, with ``env`` added to the environment; returns what it prints.
+def run(module: str, *words: str, **variables: str) -> str:
+    """Run a Python module as a program; returns what it prints.
 
     Raises:
-        RuntimeError: its exit status is not ``allowed``; the message ends with its last words.
+        RuntimeError: it failed; the message ends with its last words.
     """
     command = [sys.executable, "-m", module, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(env or {})})
-    if ended.returncode not in allowed:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    if ended.returncode:
         raise RuntimeError(f"{module} {' '.join(words)}: {ended.stderr.strip().rpartition(chr(10))[2]}")
     return ended.stdout
 
 
-def training(
-    module: str, folder: Path, *words: str, kind: str = "train", allowed: Sequence[int] = (0,),
-    env: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Run a trainer; returns the events ``kind`` of its metrics, which are kept in ``folder`` while it runs."""
+def training(module: str, folder: Path, *words: str, **variables: str) -> list[dict[str, Any]]:
+    """Run a trainer; returns the events ``train`` of its metrics, which are kept in ``folder`` while it runs."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    run(module, f"--metrics-file={metrics}", *words, allowed=allowed, env=env)
+    run(module, f"--metrics-file={metrics}", *words, **variables)
     events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [event for event in events if event["event"] == kind]
+    return [event for event in events if event["event"] == "train"]
 
 
 def tried(

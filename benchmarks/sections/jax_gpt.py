@@ -35,7 +35,7 @@ def measure(data: Path, device: str, rounds: int) -> Result:
         def trained(*words: str, **variables: str) -> list[dict[str, Any]]:
             return training(
                 "trainers.jax.gpt", folder, f"--datadir={data}", f"--cache-dir={folder}", "--model=tiny",
-                "--device=cpu", "--precision=fp32", "--sample-tokens=0", "--max-steps=2000", *words, env=variables,
+                "--device=cpu", "--precision=fp32", "--sample-tokens=0", "--max-steps=2000", *words, **variables,
             )  # fmt: skip
 
         def ours() -> float:
