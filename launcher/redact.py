@@ -41,7 +41,7 @@ LONGEST_VALUE = 300
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable or an option is a secret, by its name."""
+    """Return whether the value of a variable or an option is a secret, by its name."""
     upper = name.upper().replace("TOKENIZER", "")
     if upper in NOT_SECRET or (upper.endswith("TOKENS") and value.isdigit()):
         return False

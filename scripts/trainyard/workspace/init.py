@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -547,14 +548,18 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
     commands, said = [], _documented(folder, names)
-    imported = {part.path for source in sources.run if source.main for part in sources.closure(source.path)[1:]}
+
+    @functools.cache  # most repositories need no look at what all programs import
+    def imported() -> set[str]:
+        return {part.path for source in sources.run if source.main for part in sources.closure(source.path)[1:]}
+
     for source, command, target in programs:
         *_, parent, file = ["", *source.path.split("/")]
         main = source.main or file == "__main__.py" or bool(command)
         rank = _name_rank(command or (parent if file == "__main__.py" else file.removesuffix(".py")))
         trains = any("trains" in part.marks for part in sources.closure(source.path) if part.run)
         by_name = rank < _TRAINING.index("main")
-        acts = source.acts and rank < len(_TRAINING) and source.path not in imported
+        acts = not main and source.acts and rank < len(_TRAINING) and source.path not in imported()
         if rank == 99 or not (by_name or trains) or not (main or acts):
             continue
         reasons = ["a main program"] * main + ["a training loop"] * trains
