@@ -70,13 +70,13 @@ def test_a_process_leaves_nothing_after_a_failure_and_ctrl_c(small: str, interru
 
 
 def test_a_log_is_followed_until_its_container_ends_or_its_deadline(small: str) -> None:
-    script = "echo first; printf 'se'; sleep 4; printf 'cond\\nlast'"
+    script = "echo first; printf 'se'; sleep 8; printf 'cond\\nlast'"
     with Sandbox(ENGINE, "test", network="none") as sandbox:
         box = sandbox.create(small, ["sh", "-c", script])
         box.start()
         started = time.monotonic()
-        assert list(containers.lines(box, 1)) == ["first"], "the engine keeps a line until it is whole"
-        assert time.monotonic() - started < 4
+        assert list(containers.lines(box, 3)) == ["first"], "the engine keeps a line until it is whole"
+        assert time.monotonic() - started < 8
         impatient = docker.from_env(timeout=1).containers.get(str(box.id))
         assert list(containers.lines(impatient)) == ["first", "second", "last"], "silence is no end"
         assert list(containers.lines(box, stdout=False)) == []
@@ -120,19 +120,22 @@ def with_python(small: str) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "engine", "said"),
     [
-        ("exec cat /dev/zero", r"its python3 does not end: given up after 3 s$"),
-        ("exec sleep 600", r"its python3 does not end: given up after 3 s$"),
-        ("head -c 100000000 /dev/zero", r"printed no list of what is installed"),
-        ("echo '{}'", r"printed no list of what is installed: python Field required$"),
+        ("exec cat /dev/zero", Engine(look_seconds=3), r"its python3 does not end: given up after 3 s$"),
+        ("exec sleep 600", Engine(look_seconds=3), r"its python3 does not end: given up after 3 s$"),
+        ("head -c 100000000 /dev/zero", ENGINE, r"printed no list of what is installed"),
+        ("echo '{}'", ENGINE, r"printed no list of what is installed: python Field required$"),
     ],
+    ids=["prints without end", "sleeps", "prints 100 MB", "prints no list"],
 )
-def test_whatever_an_images_python_does_is_one_line(with_python: Callable[[str], str], script: str, said: str) -> None:
+def test_whatever_an_images_python_does_is_one_line(
+    with_python: Callable[[str], str], script: str, engine: Engine, said: str
+) -> None:
     before = left(os.getpid())
     reference = with_python(script)
     with pytest.raises(StepFailed, match=rf"^{reference}: .*{said}"):
-        probe_runner.probe(Engine(look_seconds=3), reference)
+        probe_runner.probe(engine, reference)
     assert left(os.getpid()).keys() <= before.keys()
 
 

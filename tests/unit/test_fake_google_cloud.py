@@ -201,14 +201,14 @@ def test_as_a_program() -> None:
                 answers.append(error.code)
                 error.close()
         running.terminate()
-        assert running.wait(timeout=5) == 143
+        assert running.wait(timeout=20) == 143
     assert answers == [500, "READY", "READY"]
 
 
 @pytest.mark.parametrize("option", ["--fault=x", "--fault=node=x", "--endpoint=x", "--port=99999"])
 def test_bad_arguments_get_one_line(option: str) -> None:
     with _process(option, "--host=127.0.0.1") as running:
-        _, err = running.communicate(timeout=10)
+        _, err = running.communicate(timeout=20)
         assert running.returncode == 2
         assert "error: " in err.splitlines()[-1]
         assert "Traceback" not in err

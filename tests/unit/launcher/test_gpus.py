@@ -271,7 +271,7 @@ def test_a_driver_that_hangs_is_a_line(
     gpu_machine(H100, driver=driver, cuda="13.0" if not status else "11.4", hangs=True)
     started = time.monotonic()
     launched = launch({})
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert launched.status == status
     if status:
         refused(launched)
