@@ -66,6 +66,12 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def has_bf16(device: str) -> bool:
+    """Return whether ``device`` computes in bfloat16; a CPU that does not takes minutes for each step."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return device != "cpu" or "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 def relative_range(rounds: Sequence[float]) -> float:
     """Return the difference of the highest and the lowest of some rounds, divided by their median."""
     return (max(rounds) - min(rounds)) / statistics.median(rounds)
@@ -84,13 +90,13 @@ def run(module: str, *words: str, **variables: str) -> str:
     return ended.stdout
 
 
-def training(module: str, folder: Path, *words: str, **variables: str) -> list[dict[str, Any]]:
-    """Run a trainer; returns the events ``train`` of its metrics, which are kept in ``folder`` while it runs."""
+def training(module: str, folder: Path, *words: str, kind: str = "train", **variables: str) -> list[dict[str, Any]]:
+    """Run a trainer; returns the events ``kind`` of its metrics, which are kept in ``folder`` while it runs."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     run(module, f"--metrics-file={metrics}", *words, **variables)
     events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [event for event in events if event["event"] == "train"]
+    return [event for event in events if event["event"] == kind]
 
 
 def tried(

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import Result, Row, relative_range, run, training, tried
+from benchmarks.sections import Result, Row, has_bf16, relative_range, run, training, tried
 
 TARGET = "cpu"
 DEVICES = ("cpu", "cuda")
@@ -23,12 +23,6 @@ _GRID = [
     {"bf16": bf16, "channels_last": channels_last, "compiled": compiled}
     for bf16, channels_last, compiled in ((0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 1, 0), (1, 1, 1))
 ]
-
-
-def has_bf16(device: str) -> bool:
-    """Return whether ``device`` computes in bfloat16; a CPU that does not takes minutes for each step."""
-    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return device != "cpu" or "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def ours(device: str, side: int) -> float:
