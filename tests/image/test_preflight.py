@@ -38,5 +38,5 @@ def test_a_planted_fault_is_named_on_every_node(nodes: preflight.Cluster, fault:
 def test_nodes_that_are_fit_start_their_command(nodes: preflight.Cluster, framework: str) -> None:
     run = nodes.run(framework, preflight.NODES)
     assert set(run.statuses.values()) == {0}, run.logs
-    assert all(log.splitlines()[-1] == "started" for log in run.logs.values())
+    assert all("started" in log.splitlines() for log in run.logs.values())  # stdout; the launcher's lines are stderr
     assert preflight.TIMES.search(run.logs[0])
