@@ -565,6 +565,29 @@ def test_the_list_beside_the_program_is_named_if_the_one_at_the_top_is_taken(pro
     document, said = proposed({**BESIDE, "requirements.txt": "torch\n"})
     assert document["requirements"] == "requirements.txt"
     assert "forecast/requirements.txt: lists requirements and is not read: 'requirements: forecast/requirements" in said
+    assert "'trainyard init forecast' makes an image of that folder" in said
+
+
+OWN = {
+    "v1/pyproject.toml": '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\n'
+    'name = "own"\nversion = "1"\nrequires-python = "<3.13"\ndependencies = ["torch", "einops"]\n'
+    '[project.optional-dependencies]\nplots = ["matplotlib"]\n',
+    "v1/src/own/__init__.py": "",
+    "v1/train.py": TRAIN.format(more="import matplotlib\nimport own"),
+}
+
+
+def test_the_project_beside_the_program_is_taken_with_its_extras_python_and_modules(proposed: Proposed) -> None:
+    document, said = proposed(OWN)
+    assert document["requirements"] == {"file": "v1/pyproject.toml", "extras": ["plots"]}
+    assert document["base"] == "debian-12"
+    assert document["code"] == [".", "v1"]
+    assert "base: debian-12 (v1/pyproject.toml requires Python <3.13)" in said
+
+
+def test_requirements_beside_the_program_that_no_key_can_name_are_told_with_its_folder(proposed: Proposed) -> None:
+    files = {"v1/setup.py": "from setuptools import setup\nsetup()\n", "v1/train.py": TRAIN.format(more="")}
+    assert "v1: its own requirements are not read (the build backend of setup.py tells them)" in proposed(files)[1]
 
 
 def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:

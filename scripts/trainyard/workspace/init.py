@@ -203,8 +203,9 @@ class Repository:
             notes.append(f"{other[1]}, and {target} does not contain {other[0]}")
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
-        pyproject = self.folder / "pyproject.toml"
-        groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
+        pyproject = (wanted.project or self).folder / "pyproject.toml"
+        has_groups = os.path.relpath(pyproject, self.folder) in self.names
+        groups = dependency_tables.groups(pyproject) if has_groups else {}
         others = requirement_choice.others(self.folder, self.names, wanted, self.project)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups, others.values())
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
@@ -223,6 +224,9 @@ class Repository:
         code = self._code(self.sources.closure(command.path) if command else [])
         if command:
             code = self._without_refused(code, target, {source.path for source in closure}, notes)
+        if wanted.project and wanted.project.folder.resolve() not in wanted.project.import_roots:
+            libraries = [*libraries, os.path.relpath(wanted.project.folder, self.folder)]
+            reasons[f"code: {libraries[-1]}"] = "its project has modules in src"
         environment = _keras_environment(survey, framework, reasons)
         roots = [os.path.relpath(root, self.folder) for root in self.project.import_roots] if self.project else []
         above = self.sources.above(closure[0], command.words, ("src", *roots)) if command and closure else []

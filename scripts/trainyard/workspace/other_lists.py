@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from trainyard.common.errors import UserError
 from trainyard.workspace import copied_lists, dependency_tables, torch_variant
 from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
@@ -55,12 +58,21 @@ def unread(
     for name, remedy in _FILES.items():
         if name in names and name not in taken:
             yield f"{name}: lists requirements and is not read: {remedy}"
-    nearest = beside(script, names)
     for name in (name for name in names if name not in (*_FILES, *taken) and not _NOT_TRAINING.search(name)):
-        if (name == nearest or _LIST.fullmatch(name)) and text_of(root / name).strip():
+        if _LIST.fullmatch(name) and text_of(root / name).strip():
             yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
         elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
             yield f"{name}: lists requirements and is not read: {_COPY}"
+    with contextlib.suppress(UserError):  # about a file that is not taken
+        folder, near = beside(root, script, names) or ("", wanted)
+        apart = f"'trainyard init {shlex.quote(folder)}' makes an image of that folder"
+        if near.file not in ("", *taken):
+            yield (
+                f"{near.file}: lists requirements and is not read: 'requirements: {near.file}' in trainyard.yaml takes "
+                f"it, or {apart}"
+            )
+        elif folder and not near.file:
+            yield f"{folder}: its own requirements are not read ({near.why}): {apart}"
     for name, remedy in _BINDER.items():
         if name in names:
             yield f"{name}: is not read: {remedy}"

@@ -59,6 +59,7 @@ class Choice:
         conda: canonical name -> requirement and place of conda's packages, which are taken if the code imports them.
         python: the versions of Python that conda is asked for, and where; empty if it is not.
         untold: only a build backend, which ``init`` does not run, tells more of them.
+        project: of the file, if it is not that of the top.
     """
 
     file: str = ""
@@ -73,6 +74,7 @@ class Choice:
     conda: dict[str, tuple[str, str]] = field(default_factory=dict)
     python: tuple[str, str] = ("", "")
     untold: bool = False
+    project: Project | None = None
 
     @property
     def installed(self) -> set[str]:
@@ -139,8 +141,8 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
         file = project.file.name if pyproject else ""
         why = f"the build backend of {project.file.name} tells them"
         return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
-    if name := beside(script, names):
-        return _of_requirements(root, name, "it lists requirements, beside the program")
+    if (near := beside(root, script, names)) and near[1].file:
+        return near[1]
     copied, lines = copied_lists.read(root, names)
     conda_packages = list(copied_lists.of_pixi(root / "pixi.toml")) if "pixi.toml" in names else []
     if lines or conda_packages:
@@ -152,10 +154,25 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     return Choice(why="[project] lists no dependencies" if pyproject else "")
 
 
-def beside(script: str, names: Sequence[str]) -> str:
-    """Return the requirements.txt of the nearest folder above a program, but for the top; empty if there is none."""
-    folders = (str(folder) for folder in PurePosixPath(script).parents if folder.name)
-    return next((name for folder in folders if (name := f"{folder}/requirements.txt") in names), "")
+def beside(root: Path, script: str, names: Sequence[str]) -> tuple[str, Choice] | None:
+    """Return the nearest folder above a program with requirements of its own, but for the top, and these; None without.
+
+    Raises:
+        UserError: a file of such a folder has a mistake.
+    """
+    for folder in (str(one) for one in PurePosixPath(script).parents if one.name):
+        project = python_projects.read(root / folder)
+        inner = [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+        choice = written(root / folder, inner, project)
+        if choice.file or choice.lines or choice.conda or choice.untold:
+            choice.project = project
+            if choice.file:
+                choice.file, choice.why = f"{folder}/{choice.file}", f"{choice.why}, beside the program"
+            if project and project.requires_python and not choice.python[0]:
+                text = project.requires_python
+                choice.python = text, f"{folder}/{project.file.name} requires Python {text}"
+            return folder, choice
+    return None
 
 
 def _of_requirements(root: Path, name: str, why: str) -> Choice:
@@ -265,6 +282,7 @@ def complete(
     """
     if choice.untold or is_complete(choice.file):
         return
+    project = choice.project or project
     own = {canonicalize_name(project.name)} if project else set()
     framework, rest = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *rest}
@@ -275,7 +293,7 @@ def complete(
     choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
     found = {package: module for module, package in packages.items() if package}
     _take_from_conda(choice, found, framework, rest)
-    of_project = choice.file in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
+    of_project = PurePosixPath(choice.file).name in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
     extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}
     for taken, listed in (
         (choice.extras, extras if of_project else {}),
@@ -290,7 +308,7 @@ def complete(
                 found = left
                 for module in own_names:
                     del choice.unknown[module]
-    if choice.file == "uv.lock" and project:  # what the requirements need is locked, too
+    if choice.file.endswith("uv.lock") and project:  # what the requirements need is locked, too
         packages_of_lock = dependency_tables.toml(project.folder / "uv.lock").data.get("package", [])
         locked = {canonicalize_name(str(one.get("name"))) for one in packages_of_lock}
         found = {name: module for name, module in found.items() if name not in locked}
