@@ -48,7 +48,8 @@ def proposal(spec: Spec) -> short_run.ShortRun:
     scripts = project.scripts if project and project.installed else {}
     words = spec.run or ()
     path = short_run.program_of(words, sources, scripts)
-    return short_run.propose(words, path, sources, names, mounted=bool(spec.workspace.given_data))
+    documents = short_run.documents(folder, names).values()
+    return short_run.propose(words, path, sources, names, documents, mounted=bool(spec.workspace.given_data))
 
 
 def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = False) -> bool:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,7 @@ _OTHER_PURPOSE = re.compile(
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|projects|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 
-#: Documents and scripts that show how programs are started, and the lines that do.
-_DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
+#: Lines of documents and scripts that start programs.
 _STARTS = re.compile(
     r"(?m)\b(?:python3?|torchrun|accelerate launch)\b[^\n|;&]*?\s(-m\s+(?!torch)[\w.]+|[\w./-]+\.py)\b"
 )
@@ -248,7 +247,8 @@ class Repository:
         elif command:
             reasons[f"run: {words}"] = command.why
         if words:
-            first = short_run.propose(shlex.split(words), script, self.sources, self.names).words
+            documents = short_run.documents(self.folder, self.names).values()
+            first = short_run.propose(shlex.split(words), script, self.sources, self.names, documents).words
             tried = f"the command with {shlex.join(first)}" if first else "the command"
             reasons["smoke: none yet"] = (
                 f"'trainyard image' tries {tried}, and writes what passes; 'trainyard push' needs it"
@@ -524,14 +524,14 @@ def _name_rank(name: str) -> int:
     return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
 
 
-def _documented(folder: Path, names: Sequence[str]) -> set[str]:
-    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``.
+def _documented(documents: Mapping[str, str]) -> set[str]:
+    """Return what documents and shell scripts (name -> text) give to Python: paths, and ``-m MODULE``.
 
     Paths may be below the top, or below the folder of the document.
     """
     said: set[str] = set()
-    for name in (name for name in names if _DOCUMENT.search(name) and not (folder / name).is_symlink()):
-        started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text_of(folder / name))}
+    for name, text in documents.items():
+        started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text)}
         said |= started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}
     return said
 
@@ -551,7 +551,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         for command, target in scripts.items()
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
-    commands, said = [], _documented(folder, names)
+    commands, said = [], _documented(short_run.documents(folder, names))
 
     @functools.cache  # most repositories need no look at what all programs import
     def imported() -> set[str]:
