@@ -11,6 +11,7 @@ import pytest
 
 from trainyard.image import smoke_search
 from trainyard.spec import model
+from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import plain, read
 from trainyard.workspace import short_run
 from trainyard.workspace.python_survey import Sources, files
@@ -117,6 +118,21 @@ def test_an_option_that_takes_a_file_is_given_no_folder_and_one_that_leaves_the_
     files = {"README.md": readme, "data/own.yaml": "x: 1\n", "tests/data/a.txt": "1\n"}
     run = proposed(tmp_path, f"p.add_argument({option})", **files)
     assert run.words == words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path: ../datasets/coco\n", "a.yaml:1: from the working directory of the image ../datasets is /data, for 'tr"),
+        ("path: ../../datasets\nfile: ../data.yaml\n", ""),
+        ("# os.path.join(os.path.dirname(__file__), '../data')\n", ""),
+    ],
+)
+def test_a_folder_beside_the_repository_that_is_the_data_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    workspace = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"))
+    line = smoke_search.outside(workspace)
+    assert said in line and bool(said) == bool(line)
 
 
 @pytest.mark.parametrize(
