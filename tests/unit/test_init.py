@@ -184,7 +184,7 @@ def test_a_package_with_a_main_module(proposed: Proposed) -> None:
 @pytest.mark.parametrize(
     ("own", "requirements"),
     [
-        ({"setup.py": "raise SystemExit('it ran')\n", "setup.cfg": "[metadata]\nname = flat\n"}, None),
+        ({"setup.py": "raise SystemExit('it ran')\n", "setup.cfg": "[options]\ninstall_requires = pandas\n"}, "setup.py"),
         (
             {
                 "pyproject.toml": "[tool.poetry.dependencies]\npandas = '^2'\n[build-system]\n"
@@ -196,7 +196,7 @@ def test_a_package_with_a_main_module(proposed: Proposed) -> None:
     ],
 )
 def test_what_only_a_build_backend_tells_is_left_to_lock(
-    proposed: Proposed, own: dict[str, str], requirements: str | None
+    proposed: Proposed, own: dict[str, str], requirements: str
 ) -> None:
     files = {
         **own,
@@ -586,8 +586,18 @@ def test_the_project_beside_the_program_is_taken_with_its_extras_python_and_modu
 
 
 def test_requirements_beside_the_program_that_no_key_can_name_are_told_with_its_folder(proposed: Proposed) -> None:
-    files = {"v1/setup.py": "from setuptools import setup\nsetup()\n", "v1/train.py": TRAIN.format(more="")}
-    assert "v1: its own requirements are not read (the build backend of setup.py tells them)" in proposed(files)[1]
+    files = {"v1/environment.yml": "dependencies: [einops]\n", "v1/train.py": TRAIN.format(more="")}
+    assert "v1: its own requirements are not read (environment.yml lists them): 'trainyard init v1'" in proposed(files)[1]
+
+
+def test_requirements_that_a_build_backend_tells_are_completed_by_what_its_files_do_not_name(proposed: Proposed) -> None:
+    files = {
+        "v1/setup.py": "from setuptools import setup\nsetup(install_requires=['pyyaml>=6'])\n",
+        "v1/train.py": TRAIN.format(more="import einops, yaml"),
+    }
+    document, said = proposed(files)
+    assert document["requirements"] == {"file": "v1/setup.py", "packages": ["einops"]}
+    assert "v1/train.py:4 imports einops, for which v1/setup.py lists no package: einops is added" in said
 
 
 def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:

@@ -210,7 +210,7 @@ class Repository:
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
         notes += differing_lists.notes(wanted, others)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
-        shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = self._base(spec, wanted, needing, reasons)
         system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)

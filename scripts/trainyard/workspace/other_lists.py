@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from collections.abc import Container, Iterator, Sequence
@@ -63,22 +62,13 @@ def unread(
             yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
         elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
             yield f"{name}: lists requirements and is not read: {_COPY}"
-    with contextlib.suppress(UserError):  # about a file that is not taken
-        folder, near = beside(root, script, names) or ("", wanted)
-        apart = f"'trainyard init {shlex.quote(folder)}' makes an image of that folder"
-        if near.file not in ("", *taken):
-            yield (
-                f"{near.file}: lists requirements and is not read: 'requirements: {near.file}' in trainyard.yaml takes "
-                f"it, or {apart}"
-            )
-        elif folder and not near.file:
-            yield f"{folder}: its own requirements are not read ({near.why}): {apart}"
+    yield from _beside(root, names, script, taken)
     for name, remedy in _BINDER.items():
         if name in names:
             yield f"{name}: is not read: {remedy}"
     if script and script not in taken and dependency_tables.has_header(root / script):
         yield f"{script}: its header is not read: 'requirements: {script}' of trainyard.yaml takes it instead"
-    if not (wanted.file or wanted.untold):
+    if not wanted.file:
         yield from _without_backend(names)
     yield from _tables(root, names, wanted, project)
     for name in names:
@@ -88,6 +78,20 @@ def unread(
         lost = [one for one, package in packages.items() if package not in wanted.names and package not in provided]
         if lost:
             yield f"{name}: lists {', '.join(lost)}, which no list that is read has: {_COPY}"
+
+
+def _beside(root: Path, names: Sequence[str], script: str, taken: Container[str]) -> Iterator[str]:
+    """Yield a line about the list beside the program."""
+    try:
+        folder, near = beside(root, script, names) or ("", Choice())
+    except UserError:  # about a file that is not taken
+        return
+    apart = f"'trainyard init {shlex.quote(folder)}' makes an image of that folder"
+    if near.file and near.file not in taken:
+        takes = f"'requirements: {near.file}' in trainyard.yaml takes it, or {apart}"
+        yield f"{near.file}: lists requirements and is not read: {takes}"
+    elif folder and not near.file:
+        yield f"{folder}: its own requirements are not read ({near.why}): {apart}"
 
 
 def _without_backend(names: Sequence[str]) -> Iterator[str]:

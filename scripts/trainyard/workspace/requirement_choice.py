@@ -18,7 +18,7 @@ from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
 from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
-from trainyard.workspace.lines import Found, text_of
+from trainyard.workspace.lines import Found, is_script, text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
@@ -138,9 +138,8 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
     if project and "dependencies" in project.pending:
-        file = project.file.name if pyproject else ""
         why = f"the build backend of {project.file.name} tells them"
-        return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
+        return Choice(project.file.name, why=why, notes=[python_projects.unasked(project)], untold=True)
     if (near := beside(root, script, names)) and near[1].file:
         return near[1]
     copied, lines = copied_lists.read(root, names)
@@ -262,7 +261,7 @@ def others(root: Path, names: Sequence[str], choice: Choice, project: Project | 
 
 def is_complete(file: str | None) -> bool:
     """Return whether a file lists everything: uv and pip install nothing else for a script or a pylock.toml."""
-    return (file or "").endswith((".py", "pylock.toml"))
+    return is_script(file or "") or (file or "").endswith("pylock.toml")
 
 
 def complete(
@@ -280,10 +279,10 @@ def complete(
         project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
         others: the lists that are not taken.
     """
-    if choice.untold or is_complete(choice.file):
+    if is_complete(choice.file):
         return
     project = choice.project or project
-    own = {canonicalize_name(project.name)} if project else set()
+    own = _told(choice, project) if project else set()
     framework, rest = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *rest}
     modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
@@ -293,7 +292,9 @@ def complete(
     choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
     found = {package: module for module, package in packages.items() if package}
     _take_from_conda(choice, found, framework, rest)
-    of_project = PurePosixPath(choice.file).name in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
+    of_project = PurePosixPath(choice.file).name in ("pyproject.toml", "uv.lock") or not (
+        choice.file or choice.packages or choice.conda
+    )
     extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}
     for taken, listed in (
         (choice.extras, extras if of_project else {}),
@@ -329,6 +330,14 @@ def complete(
         choice.packages.append(text)
     if found and not choice.why:
         choice.why = "the code imports them"
+
+
+def _told(choice: Choice, project: Project) -> set[str]:
+    """Return the canonical name of a project, and all that its files name if only its build backend tells more."""
+    files = ("setup.py", "setup.cfg", "pyproject.toml") if choice.untold else ()
+    texts = (text_of(project.folder / name) for name in files)
+    words = {canonicalize_name(word) for text in texts for word in re.findall(r"[\w.-]+", text)}
+    return {canonicalize_name(project.name), *words}
 
 
 def _same(module: str, names: Container[str]) -> str:
