@@ -524,15 +524,16 @@ def _name_rank(name: str) -> int:
     return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
 
 
-def _documented(documents: Mapping[str, str]) -> set[str]:
-    """Return what documents and shell scripts (name -> text) give to Python: paths, and ``-m MODULE``.
+def _documented(documents: Mapping[str, str]) -> dict[str, int]:
+    """Return what documents and shell scripts (name -> text) give to Python, paths and ``-m MODULE``, -> 0, or 1.
 
-    Paths may be below the top, or below the folder of the document.
+    Paths may be below the top, or below the folder of the document. 0 is for what the README at the top gives.
     """
-    said: set[str] = set()
+    said: dict[str, int] = {}
     for name, text in documents.items():
         started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text)}
-        said |= started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}
+        for path in started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}:
+            said[path] = min(said.get(path, 1), 0 if name.startswith("README") else 1)
     return said
 
 
@@ -570,10 +571,10 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
         depth = -1 if command else source.path.count("/")
         words = (command,) if command else sources.run_as(source, said)
-        shown, aside = " ".join(words[1:]) in said, bool(_ASIDE.search(source.path))
-        # What the documents start comes first, a file with a name for training before one that only trains, and
-        # examples before what is deep.
-        order = (not trains, not shown, rank == len(_TRAINING), depth > 3, aside, rank, depth)
+        shown, aside = said.get(" ".join(words[1:]), 2), bool(_ASIDE.search(source.path))
+        # What the README starts comes first, then what other documents start, a file with a name for training before
+        # one that only trains, and examples before what is deep.
+        order = (not trains, shown, rank == len(_TRAINING), depth > 3, aside, rank, depth)
         why = f"a command of the project, {target}" if command else why
         commands.append(Candidate(words, source.path, why, order))
     for name in names if not commands else ():
