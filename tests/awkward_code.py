@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 #: The diff id of its layer, as exported by BuildKit 0.13 of Docker 26.1 (tests/image/test_code_layer.py).
-DIFF_ID = "sha256:76382664e447fc002a42d10e1a4777729fb8bc4573aac5e8aaae6e9499a986d6"
+DIFF_ID = "sha256:2bf2918b5462a846e1ce2535f3385309fa33e3896148e5d9667a00375652fcc0"
 
 PYPROJECT = """\
 [project]

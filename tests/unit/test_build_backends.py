@@ -13,6 +13,7 @@ from trainyard.common.context import Context
 from trainyard.common.errors import UserError
 from trainyard.image import ask_backend, build_backends
 from trainyard.image.build_backends import Answer
+from trainyard.spec import model
 from trainyard.spec.workspace import Told, Workspace, WorkspaceDocument
 from trainyard.workspace import python_projects, requirements
 from trainyard.workspace.project import Project
@@ -229,6 +230,28 @@ def test_what_a_build_backend_reads_and_starts_is_recorded(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-s", "-c", code], check=True, cwd=project, env=variables)
     lines = (tmp_path / "record").read_text().splitlines()
     assert {"read a.txt", "read b.txt", "run true"} <= set(lines) and "read c.txt" not in lines
+
+
+@pytest.mark.parametrize(("image", "asked_in"), [("", [""]), ("trainyard:cpu", ["", "trainyard:cpu"])])
+def test_a_build_backend_that_lacks_a_module_of_the_target_is_asked_in_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, asked_in: list[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(_: object, *arguments: object) -> Answer:
+        asked.append(str((*arguments, "")[4]))
+        log = "" if asked[-1] else "ModuleNotFoundError: No module named 'torch'\n"
+        return Answer({"metadata": METADATA} if asked[-1] else {"failure": "x"}, log, frozenset(), frozenset())
+
+    monkeypatch.setattr(build_backends.Backends, "_run", answer)
+    monkeypatch.setattr(build_backends.Backends, "_target_image", image)
+    written(tmp_path / "a", SETUP_PY)
+    backends = build_backends.Backends(Context(state=tmp_path / "state"), "debian-13", model.load("cpu"))
+    told = backends.told(read(tmp_path / "a"))
+    assert asked == asked_in
+    assert told.failure == ("" if image else "ModuleNotFoundError: No module named 'torch' (which cpu has: after "
+                            "'trainyard image cpu' it is asked in that image)")  # fmt: skip
+    assert backends.told(read(tmp_path / "a")) == told and asked == asked_in  # it is kept
 
 
 # What is kept

@@ -184,7 +184,10 @@ def test_a_package_with_a_main_module(proposed: Proposed) -> None:
 @pytest.mark.parametrize(
     ("own", "requirements"),
     [
-        ({"setup.py": "raise SystemExit('it ran')\n", "setup.cfg": "[metadata]\nname = flat\n"}, None),
+        (
+            {"setup.py": "raise SystemExit('it ran')\n", "setup.cfg": "[options]\ninstall_requires = pandas\n"},
+            "setup.py",
+        ),
         (
             {
                 "pyproject.toml": "[tool.poetry.dependencies]\npandas = '^2'\n[build-system]\n"
@@ -196,7 +199,7 @@ def test_a_package_with_a_main_module(proposed: Proposed) -> None:
     ],
 )
 def test_what_only_a_build_backend_tells_is_left_to_lock(
-    proposed: Proposed, own: dict[str, str], requirements: str | None
+    proposed: Proposed, own: dict[str, str], requirements: str
 ) -> None:
     files = {
         **own,
@@ -554,6 +557,18 @@ def test_a_module_of_another_program_is_no_program(proposed: Proposed) -> None:
     assert proposed(files)[0]["run"] == "python main.py"
 
 
+def test_what_the_readme_starts_comes_before_a_better_name_that_a_document_of_a_folder_starts(
+    proposed: Proposed,
+) -> None:
+    files = {
+        "README.md": "accelerate launch examples/nlp_example.py\n",
+        "examples/nlp_example.py": TRAIN.format(more=""),
+        "examples/parallel/README.md": "accelerate launch trainer.py\n",
+        "examples/parallel/trainer.py": TRAIN.format(more=""),
+    }
+    assert proposed(files)[0]["run"] == "python examples/nlp_example.py"
+
+
 BESIDE = {"forecast/train.py": TRAIN.format(more=""), "forecast/requirements.txt": "torch\nmatplotlib>=3.9\n"}
 
 
@@ -565,6 +580,43 @@ def test_the_list_beside_the_program_is_named_if_the_one_at_the_top_is_taken(pro
     document, said = proposed({**BESIDE, "requirements.txt": "torch\n"})
     assert document["requirements"] == "requirements.txt"
     assert "forecast/requirements.txt: lists requirements and is not read: 'requirements: forecast/requirements" in said
+    assert "'trainyard init forecast' makes an image of that folder" in said
+
+
+OWN = {
+    "v1/pyproject.toml": '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[project]\n'
+    'name = "own"\nversion = "1"\nrequires-python = "<3.13"\ndependencies = ["torch", "einops"]\n'
+    '[project.optional-dependencies]\nplots = ["matplotlib"]\n',
+    "v1/src/own/__init__.py": "",
+    "v1/train.py": TRAIN.format(more="import matplotlib\nimport own"),
+}
+
+
+def test_the_project_beside_the_program_is_taken_with_its_extras_python_and_modules(proposed: Proposed) -> None:
+    document, said = proposed(OWN)
+    assert document["requirements"] == {"file": "v1/pyproject.toml", "extras": ["plots"]}
+    assert document["base"] == "debian-12"
+    assert document["code"] == [".", "v1"]
+    assert "base: debian-12 (v1/pyproject.toml requires Python <3.13)" in said
+
+
+def test_requirements_beside_the_program_that_no_key_can_name_are_told_with_its_folder(proposed: Proposed) -> None:
+    files = {"v1/environment.yml": "dependencies: [einops]\n", "v1/train.py": TRAIN.format(more="")}
+    assert (
+        "v1: its own requirements are not read (environment.yml lists them): 'trainyard init v1'" in proposed(files)[1]
+    )
+
+
+def test_requirements_that_a_build_backend_tells_are_completed_by_what_its_files_do_not_name(
+    proposed: Proposed,
+) -> None:
+    files = {
+        "v1/setup.py": "from setuptools import setup\nsetup(install_requires=['pyyaml>=6'])\n",
+        "v1/train.py": TRAIN.format(more="import einops, yaml"),
+    }
+    document, said = proposed(files)
+    assert document["requirements"] == {"file": "v1/setup.py", "packages": ["einops"]}
+    assert "v1/train.py:4 imports einops, for which v1/setup.py lists no package: einops is added" in said
 
 
 def test_a_script_without_functions_is_run_and_a_librarys_training_loop_is_not(proposed: Proposed) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from trainyard.image import smoke_search
 from trainyard.spec import model
+from trainyard.spec.workspace import Workspace, WorkspaceDocument
 from trainyard.spec.yaml_source import plain, read
 from trainyard.workspace import short_run
 from trainyard.workspace.python_survey import Sources, files
@@ -47,7 +48,8 @@ def proposed(folder: Path, text: str, command: str = "python train.py", **more: 
     names = files(folder)
     sources = Sources({name: folder / name for name in names})
     words = command.split()
-    return short_run.propose(words, short_run.program_of(words, sources, {}), sources, names)
+    documents = short_run.documents(folder, names).values()
+    return short_run.propose(words, short_run.program_of(words, sources, {}), sources, names, documents)
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -95,6 +97,42 @@ def test_options_of_the_command_are_left_alone(tmp_path: Path) -> None:
 def test_data_of_the_tests_is_taken(tmp_path: Path) -> None:
     run = proposed(tmp_path, "p.add_argument('--data-dir')", **{"tests/data/a.txt": "1\n"})
     assert (run.words, run.data) == (("--data-dir=/data",), "tests/data")
+
+
+@pytest.mark.parametrize(
+    ("option", "readme", "words"),
+    [
+        ("'--data', default=ROOT / 'data/coco.yaml'", "", ()),
+        ("'--data', help='path of dataset.yaml'", "", ()),
+        ("'--data'", "python train.py --data coco.yaml", ()),
+        ("'--data', required=True", "python train.py --data ./data/own.yaml", ("--data=data/own.yaml",)),
+        ("'--data-dir', help='folder with meta.json'", "", ("--data-dir=/data",)),
+        ("'--archive', default='../corpus_data'", "", ("--archive=/data",)),
+        ("'--archive', default=os.path.join('..', 'data')", "", ("--archive=/data",)),
+        ("'--save-dir', default='../data/out'", "", ()),
+    ],
+)
+def test_an_option_that_takes_a_file_is_given_no_folder_and_one_that_leaves_the_repository_is_given_the_data(
+    tmp_path: Path, option: str, readme: str, words: tuple[str, ...]
+) -> None:
+    files = {"README.md": readme, "data/own.yaml": "x: 1\n", "tests/data/a.txt": "1\n"}
+    run = proposed(tmp_path, f"p.add_argument({option})", **files)
+    assert run.words == words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path: ../datasets/coco\n", "a.yaml:1: from the working directory of the image ../datasets is /data, for 'tr"),
+        ("path: ../../datasets\nfile: ../data.yaml\n", ""),
+        ("# os.path.join(os.path.dirname(__file__), '../data')\n", ""),
+    ],
+)
+def test_a_folder_beside_the_repository_that_is_the_data_is_said(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    workspace = Workspace(tmp_path / "trainyard.yaml", WorkspaceDocument(extends="cpu"))
+    line = smoke_search.outside(workspace)
+    assert said in line and bool(said) == bool(line)
 
 
 @pytest.mark.parametrize(

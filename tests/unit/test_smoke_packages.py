@@ -233,9 +233,21 @@ def test_what_fails_alike_in_a_package_is_one_line() -> None:
     names = [f"entry point {name} of cliff.demo" for name in ("error", "file", "files")]
     findings = [Finding("cliff", "4.17.0", "entry_points", name, why) for name in names]
     other = Finding("stevedore", "5.10.0", "entry_points", "entry point e2", why)
-    assert list(map(str, smoke_packages.grouped([*findings, other]))) == [
-        f"cliff 4.17.0: entry point error of cliff.demo (and 2 more) fails: {why}",
+    assert list(map(str, smoke_packages.grouped([*findings, other], alike=True))) == [
+        f"cliff 4.17.0: entry point error of cliff.demo fails (and 2 more): {why}",
         f"stevedore 5.10.0: entry point e2 fails: {why}",
+    ]
+
+
+def test_a_package_is_one_note_with_what_may_be_mended() -> None:
+    findings = [
+        Finding("orbax-checkpoint", "0.6.4", "modules", "import orbax.test", "RuntimeError: no devices"),
+        Finding("orbax-checkpoint", "0.6.4", "modules", "import orbax.x", "ModuleNotFoundError: No module named 'x'"),
+        Finding("orbax-checkpoint", "0.6.4", "scripts", "orbax", "ModuleNotFoundError: No module named 'y'"),
+    ]
+    assert list(map(str, smoke_packages.grouped(findings))) == [
+        "orbax-checkpoint 0.6.4: import orbax.x fails (and 2 more of it, which '--json' lists): ModuleNotFoundError: "
+        "No module named 'x'"
     ]
 
 

@@ -24,7 +24,7 @@ from tests.fakes.engine import FakeEngine, Ran
 from tests.unit.test_verify import good
 
 from trainyard import recipe as recipes
-from trainyard.image import build, smoke_packages, smoke_test
+from trainyard.image import build, smoke_packages, smoke_search, smoke_test
 from trainyard.image import recipes as made
 from trainyard.oci import layers, probe_runner
 from trainyard.oci.layers import Stored
@@ -280,6 +280,16 @@ def test_an_image_is_a_few_lines(building: FakeEngine, trainyard: Run) -> None:
         f"smoke    unchanged, passed {passed}",
         f"changed  nothing since {passed}",
     ]
+
+
+def test_a_smoke_test_is_not_unchanged_before_another_one_is_found(
+    building: FakeEngine, trainyard: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainyard("image", "tf-cpu")
+    answers = iter([True, False])
+    monkeypatch.setattr(smoke_search, "found", lambda *_: next(answers))
+    lines = [line for line in trainyard("image", "tf-cpu")[2].splitlines() if "unchanged" in line]
+    assert [line.split()[0] for line in lines] == ["verify", "verify", "smoke"]
 
 
 @pytest.mark.parametrize("recipe", [{}, {"recipe": '{"schema": 0}'}])

@@ -249,6 +249,16 @@ def test_an_extension_of_the_repository_is_named_and_nothing_is_refused(
     assert not found.refused
 
 
+def test_a_setup_py_that_the_build_backend_does_not_run_compiles_nothing(repository: Repository) -> None:
+    files = {
+        "train.py": "",
+        "setup.py": "from setuptools import setup\nsetup(name='mine', ext_modules=extensions())\n",
+        "pyproject.toml": '[project]\nname = "mine"\nversion = "1"\n[build-system]\nrequires = ["poetry-core"]\n'
+        'build-backend = "poetry.core.masonry.api"\n',
+    }
+    assert not [note for note in check.check(repository("python train.py", files)).notes if "extensions" in note]
+
+
 def test_an_extension_that_the_build_compiles_is_in_the_image(repository: Repository) -> None:
     files = {"train.py": "", "setup.py": "from setuptools import setup\nsetup(name='My.Ops', ext_modules=made())\n"}
     spec = repository("python train.py", files, "build: {packages: [g++], sources: [.]}\n")

@@ -118,6 +118,8 @@ def test_its_entries_have_the_owners_modes_and_times_of_an_image(repository: Wri
         assert not any(member.uname or member.gname for member in tar)
     assert shown == {
         "data": (1000, 0, "0o775"),
+        "dataset": (1000, 0, "0o777"),
+        "datasets": (1000, 0, "0o777"),
         "opt": (0, 0, "0o755"),
         "opt/venv": (0, 0, "0o755"),
         "opt/venv/bin": (0, 0, "0o755"),

@@ -40,12 +40,13 @@ from trainyard.sandbox import containers
 from trainyard.spec import state, yaml_source
 from trainyard.spec.architectures import ARCHITECTURES
 from trainyard.spec.catalog import bases, plain_bases
+from trainyard.spec.kinds import Wheels
 from trainyard.spec.markers import requirement
 from trainyard.spec.model import Spec
-from trainyard.spec.naming import FILE_EPOCH, NAME
+from trainyard.spec.naming import FILE_EPOCH, LABELS, NAME
 from trainyard.spec.repository_files import git_root
 from trainyard.spec.workspace import Told
-from trainyard.workspace import code_files, indexes, python_projects
+from trainyard.workspace import code_files, import_names, indexes, python_projects
 from trainyard.workspace.lines import without_credentials
 from trainyard.workspace.project import IN_CONTAINER, Project
 from trainyard.workspace.python_projects import Backend
@@ -124,10 +125,11 @@ class Backends:
 
     Args:
         context: of the command. ``base``: name of a base (images/bases.yaml) without a framework.
+        target: in whose image one is asked again that fails for a module which this has.
     """
 
-    def __init__(self, context: Context, base: str) -> None:
-        self._context, self._base = context, base
+    def __init__(self, context: Context, base: str, target: Spec | None = None) -> None:
+        self._context, self._base, self._target = context, base, target
 
     @property
     def _python(self) -> str:
@@ -146,7 +148,8 @@ class Backends:
         backend, names = python_projects.backend(project.folder), code_files.below(project.folder)
         version = _archival(project.folder)
         kept = self._kept(backend, names)
-        if (known := _recalled(kept, project.folder, version)) is not None:
+        known = _recalled(kept, project.folder, version)
+        if known is not None and not (self._of_target(known.failure) and self._target_image):
             return known
         self._allow(f"{backend.shown} tells {project.pending}")
         logger.info(f"{backend.shown} is asked for {project.pending}")
@@ -157,7 +160,7 @@ class Backends:
             answer.facts.get("metadata", ""),
             answer.facts.get("entry_points", ""),
             tuple(answer.facts["roots"]) if "roots" in answer.facts else None,
-            "" if own else answer.failure,  # it needs a compiler, which the build has
+            "" if own else answer.failure + self._of_target(answer.failure),  # a compiler, which the build has
         )
         if not own and (answer.compiles or (answer.failure and python_projects.extension(project.folder))):
             name = canonicalize_name(project.name or python_projects.of_metadata(project.file, told).name)
@@ -186,8 +189,25 @@ class Backends:
         if answer.compiles:
             raise UserError(_needs_compiler(subject, answer.failure))
         if answer.failure or not made:
-            raise StepFailed(f"{where}: building its wheel failed: {answer.failure or 'there is none'}")
+            reason = answer.failure + self._of_target(answer.failure)
+            raise StepFailed(f"{where}: building its wheel failed: {reason or 'there is none'}")
         return made[0]
+
+    def _of_target(self, failure: str) -> str:
+        """Return what is to be known of a failure for a module that the target has; empty of another failure."""
+        missing = re.search(r"No module named '([\w.]+)'", failure)
+        provided = self._target.provided if self._target else ({}, {})
+        if not missing or not import_names.is_provided(missing[1], {**provided[0], **provided[1]}, ()):
+            return ""
+        target = self._target.target if self._target else ""
+        return f" (which {target} has: after 'trainyard image {target}' it is asked in that image)"
+
+    @cached_property
+    def _target_image(self) -> str:
+        """Return the image of the target on this machine, if its Python is the one of the base; empty without one."""
+        reference = f"{NAME}:{self._target.target}" if self._target else ""
+        image = self._context.engine.existing_image(reference) if reference else None
+        return reference if image and image.labels.get(f"{LABELS}.base") == self._base else ""
 
     def _allow(self, what: str) -> None:
         if self._context.no_build:
@@ -215,6 +235,9 @@ class Backends:
                 "wheel": out is not None,
             }
             answer = self._run(subject, packed, request, out)
+            if self._of_target(answer.failure) and self._target_image:
+                logger.info(f"{subject} is asked in {self._target_image}: {answer.failure}")
+                answer = self._run(subject, packed, request, out, self._target_image)
             more = [str(line) for line in answer.facts.get("requires", []) if line not in requires]
             if not more:
                 return answer
@@ -222,7 +245,9 @@ class Backends:
             requires += more
         raise StepFailed(f"{subject} asks for other requirements each time, the last {more[0][:100]!r}")
 
-    def _run(self, subject: str, packed: IO[bytes], request: Mapping[str, Any], out: Path | None) -> Answer:
+    def _run(
+        self, subject: str, packed: IO[bytes], request: Mapping[str, Any], out: Path | None, image: str = ""
+    ) -> Answer:
         with tempfile.TemporaryDirectory(prefix="trainyard-backend-") as temporary, tempfile.TemporaryFile() as tar:
             here = Path(temporary)
             self._install(subject, request["requires"], here / "site")
@@ -237,15 +262,16 @@ class Backends:
                 **record,
                 "HOME": "/tmp",
                 "LC_ALL": "C.UTF-8",
-                "PATH": f"/{_FOLDER}/site/bin:/usr/local/bin:/usr/bin:/bin",
+                "PATH": f"/{_FOLDER}/site/bin:{Wheels.search_path}",
                 "PYTHONPATH": f"/{_FOLDER}/library",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTHONHASHSEED": "0",
                 "SOURCE_DATE_EPOCH": str(FILE_EPOCH),
+                **(dict.fromkeys(("CC", "CXX"), "false") if image else {}),  # a base has no compiler either
             }
             with containers.Sandbox(self._context.engine, "backend", network="none") as sandbox:
                 container = sandbox.create(
-                    self._image,
+                    image or self._image,
                     [f"/{_FOLDER}/library/ask_backend.py", f"/{_FOLDER}"],
                     entrypoint=["python3", "-s"],
                     environment=variables,
@@ -299,7 +325,8 @@ class Backends:
 
 def of_spec(spec: Spec) -> Backends:
     """Return what asks build backends for the image of a repository: in its base, or else in the stable Debian."""
-    return Backends(spec.context, spec.base if spec.base in plain_bases() else "debian-13")
+    base, target = spec.base if spec.base in plain_bases() else "debian-13", spec.target_below
+    return Backends(spec.context, base, target if target and target.base == base else None)
 
 
 def asked(spec: S) -> S:

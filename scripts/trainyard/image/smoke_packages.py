@@ -76,7 +76,7 @@ class Finding:
         kind: scripts, modules, entry_points or extension_modules.
         what: as in ``tensorboard`` or ``import cv2``, ``why``: the error.
         remedy: what to do about it, `` : ...``; empty if nothing is known that works.
-        more: how many others of the package fail in the same way.
+        more: which others of the package are not shown; empty if there are none.
     """
 
     package: str
@@ -85,20 +85,30 @@ class Finding:
     what: str
     why: str
     remedy: str = ""
-    more: int = 0
+    more: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.what} (and {self.more} more)" if self.more else self.what
-        what += " does not start" if self.kind == "scripts" else " fails"
+        what = f"{self.what}{' does not start' if self.kind == 'scripts' else ' fails'}{self.more}"
         return f"{self.package} {self.version}: {what}: {self.why}{self.remedy}"
 
 
-def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the first finding of each package, kind and error, with the number of the others."""
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
+def grouped(findings: Sequence[Finding], *, alike: bool = False) -> list[Finding]:
+    """Return a finding of each package, and kind and error if they are to be ``alike``, with the number of the others.
+
+    It is the first that something may be known to mend.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
-        groups.setdefault((one.package, one.kind, one.why), []).append(one)
-    return [replace(first, more=len(others)) for first, *others in groups.values()]
+        groups.setdefault((one.package, *((one.kind, one.why) if alike else ())), []).append(one)
+    known = (_LIBRARY, _MISSING, _GONE)
+    where = "" if alike else " of it, which '--json' lists"
+    return [
+        replace(
+            min(some, key=lambda one: not any(pattern.search(one.why) for pattern in known)),
+            more=f" (and {len(some) - 1} more{where})" if some[1:] else "",
+        )
+        for some in groups.values()
+    ]
 
 
 def described(numbers: Mapping[str, Any]) -> str:
@@ -194,7 +204,7 @@ class Beside:
         raise StepFailed(f"the test of what the packages have beside the training {ended}")
 
     def result(self) -> tuple[dict[str, Any], list[str]]:
-        """Return the numbers of what was tried and the findings, for results, and a note on each finding.
+        """Return the numbers of what was tried and the findings, for results, and a note on each package.
 
         Raises:
             StepFailed: something fails in an image of a target, or of a package that a repository lists.
@@ -210,7 +220,7 @@ class Beside:
         self._requires = printed.pop("requires")
         findings = [Finding(**row) for row in printed.pop("findings")]
         refused = [one for one in findings if is_refused(self._recipe, one)]
-        shown = grouped(refused or findings)
+        shown = grouped(refused, alike=True) or grouped(findings)
         described = [*map(str, map(self._with_remedy, shown[:_REMEDIES])), *map(str, shown[_REMEDIES:])]
         if refused:
             for line in described[1:]:

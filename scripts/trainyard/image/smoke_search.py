@@ -24,7 +24,9 @@ from trainyard.image.smoke_failure import HostFiles, own_lines, tracebacks
 from trainyard.recipe import Recipe
 from trainyard.spec import repository_files, yaml_source
 from trainyard.spec.model import Spec, relative
+from trainyard.spec.workspace import Workspace
 from trainyard.workspace import python_projects, python_survey, short_run
+from trainyard.workspace.lines import text_of, where
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,11 @@ WATCHED, TRIES, ALL = 30, 8, 300
 
 #: Lines with a loss that a run which is ended must have printed for ``expect``: the next may be slower.
 _LOSSES = 3
+
+#: Endings of files that name folders of data, and one beside the repository that is /data in its image: not below the
+#: folder of a file.
+_READING = (".py", ".yaml", ".yml", ".json", ".toml")
+_OUTSIDE = re.compile(r"""(?m)^(?!.*(?:__file__|dirname)).*?['": ](\.\./(?:data|datasets?))(?![\w.-])""")
 
 #: Lines of trainyard.yaml that say how a smoke test is written.
 _EXAMPLE = re.compile(r"(?m)^# smoke: \{args: .*\n")
@@ -48,7 +55,18 @@ def proposal(spec: Spec) -> short_run.ShortRun:
     scripts = project.scripts if project and project.installed else {}
     words = spec.run or ()
     path = short_run.program_of(words, sources, scripts)
-    return short_run.propose(words, path, sources, names, mounted=bool(spec.workspace.given_data))
+    documents = short_run.documents(folder, names).values()
+    return short_run.propose(words, path, sources, names, documents, mounted=bool(spec.workspace.given_data))
+
+
+def outside(workspace: Workspace) -> str:
+    """Return the line about a folder beside the repository that a file names and an image has; empty without one."""
+    for name in sorted(python_survey.files(workspace.root), key=lambda name: name.endswith(".py")):
+        path = workspace.root / name
+        if match := name.endswith(_READING) and _OUTSIDE.search(text_of(path)):
+            filled = "the folder of --data" if workspace.given_data else "for 'trainyard image --data FOLDER'"
+            return f"{where(path, match[1])}: from the working directory of the image {match[1]} is /data, {filled}"
+    return ""
 
 
 def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = False) -> bool:
@@ -59,19 +77,21 @@ def found(spec: Spec, files: HostFiles | None, recipe: Recipe, passed: bool = Fa
     """
     if files is None or spec.workspace.document.smoke is not None or (passed and not spec.workspace.given_data):
         return False
+    if line := outside(spec.workspace):
+        logger.info(line)
     run, network = proposal(spec), smoke_test.network_of(spec.local_name, files, spec.context)
     with stages.stage("search") as stage:
         subject = Subject(recipe.candidate, tuple(spec.run or ()), recipe=recipe, files=files, network=network)
         smoke, said, late = search(spec.context.engine, subject, run)
         stage.done = f"{shlex.join(smoke['args']) or 'no arguments'}: {said}" if smoke else "no short run passes"
-    where = relative(spec.workspace.file)
+    file = relative(spec.workspace.file)
     if not smoke:
-        logger.warning(f"{where}: no smoke was found: {said}: write 'smoke', which 'trainyard push' needs")
+        logger.warning(f"{file}: no smoke was found: {said}: write 'smoke', which 'trainyard push' needs")
         return False
     if late:
-        logger.warning(f"{where}: the smoke test ends before the program does: {late}")
+        logger.warning(f"{file}: the smoke test ends before the program does: {late}")
     write(spec, smoke)
-    logger.info(f"wrote smoke to {where}: commit it")
+    logger.info(f"wrote smoke to {file}: commit it")
     return True
 
 

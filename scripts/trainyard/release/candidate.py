@@ -95,9 +95,10 @@ def make(
                 verified = None if force else _passed(kept, "verify", digest)
                 verified = verified or verify.verify(recipe, recipe.candidate, context, show=show)
                 emit("stage", stage="smoke")
-                trained = None if force else _passed(kept, "smoke", digest)
-                if find(recipe, trained is not None):
+                known = None if force else state.recall(kept, "smoke", digest)
+                if find(recipe, bool(known and known["passed"])):
                     raise Rewritten
+                trained = None if force else _passed(kept, "smoke", digest)
                 trained = trained or smoke_test.smoke(recipe, recipe.candidate, context, files)
         image = context.engine.image(recipe.candidate, made_by=recipe.command("image"))
         for tag in (recipe.local_name, plan.built.tag):

@@ -96,7 +96,7 @@ class Requirements(Strict):
     """The packages that the code needs in addition to the target's.
 
     Attributes:
-        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml or a script with a header, relative to
+        file: requirements.txt, pyproject.toml, uv.lock, pylock.toml, setup.py or a script with a header, relative to
             trainyard.yaml; None if ``packages`` lists them.
         extras: of ``[project.optional-dependencies]``, ``groups``: of ``[dependency-groups]``.
         packages: PEP 508 requirements.
@@ -357,7 +357,7 @@ def schema() -> dict[str, Any]:
         "anyOf": [
             {
                 "type": "string",
-                "description": "requirements.txt, pyproject.toml, uv.lock, pylock.toml, or a script with a header",
+                "description": "requirements.txt, pyproject.toml, uv.lock, pylock.toml, setup.py, or a PEP 723 script",
             },
             {"type": "array", "items": {"type": "string"}},
             {key: value for key, value in requirements.items() if key == "$ref"},

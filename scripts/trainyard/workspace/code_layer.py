@@ -76,9 +76,9 @@ class Entry:
 def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile] = ()) -> CodeLayer:
     """Write the layer of the code as an uncompressed tar.
 
-    It has the code below /workspace, /data, and in ``site`` what ``pip install --editable`` would write: a .pth file
-    with the code's import roots, and the metadata and commands of its projects. It depends on nothing else: not on the
-    folder of the checkout, its times, owners or umask.
+    It has the code below /workspace, /data and other names of it, and in ``site`` what ``pip install --editable`` would
+    write: a .pth file with the code's import roots, and the metadata and commands of its projects. It depends on
+    nothing else: not on the folder of the checkout, its times, owners or umask.
 
     Args:
         path: of the tar, replaced when it is complete.
@@ -100,6 +100,8 @@ def write(workspace: Workspace, path: Path, site: Site, code: Sequence[CodeFile]
         for file in code
     }
     entries["data"] = Entry(stat.S_IFDIR | 0o775, _USER)  # ../data for code that downloads; jobs may mount one there
+    for name in ("dataset", "datasets"):
+        entries[name] = Entry(stat.S_IFLNK | 0o777, _USER, link="data")
     for name, (text, mode) in _site_files(workspace, [file.path for file in code], projects, site).items():
         entries[name] = _file(text.encode(), mode)
     digest = hashlib.sha256()

@@ -32,6 +32,7 @@ class Option:
 
     Attributes:
         choices: the values that it takes, if it names them. ``key``: it is given as ``name=value``, as Hydra has it.
+        shown: its default and its help, as the code has them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Option:
     switch: bool
     choices: tuple[str, ...] = ()
     key: bool = False
+    shown: str = ""
 
     @property
     def word(self) -> str:
@@ -67,8 +69,10 @@ def of_call(node: ast.Call) -> Iterator[Option]:
     """Yield the option that a call declares: with argparse, click, absl's flags or Hugging Face's TrainingArguments."""
     name, keywords = word_of(node.func), constants(node)
     words = [node.value for node in node.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    said = [*node.args[1:], *(key.value for key in node.keywords if key.arg in ("default", "help"))]
+    shown = " ".join(map(ast.unparse, said))
     if words and name.startswith("DEFINE_"):
-        yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"))
+        yield Option(f"--{words[0]}", node.lineno, False, name in ("DEFINE_bool", "DEFINE_boolean"), shown=shown)
     elif name == "HfArgumentParser" and any(
         isinstance(part, ast.expr) and word_of(part).endswith("TrainingArguments")
         for argument in node.args
@@ -84,10 +88,11 @@ def of_call(node: ast.Call) -> Iterator[Option]:
         choices = tuple(str(getattr(one, "value", "")) for one in getattr(values, "elts", ()))
         if long := next((word for word in words if word.startswith("--")), ""):
             switch = str(keywords.get("action")).startswith("store_") or keywords.get("is_flag") is True
-            yield Option(long.split("/")[0], node.lineno, keywords.get("required") is True, switch, choices)
+            required = keywords.get("required") is True
+            yield Option(long.split("/")[0], node.lineno, required, switch, choices, shown=shown)
         elif words[0].isidentifier():
             optional = keywords.get("nargs") in ("?", "*") or keywords.get("required") is False or "default" in keywords
-            yield Option(words[0], node.lineno, not optional, False, choices)
+            yield Option(words[0], node.lineno, not optional, False, choices, shown=shown)
 
 
 def of_types(tree: ast.Module, file: Path) -> Iterator[Option]:
@@ -139,15 +144,16 @@ def _of(
         required |= set_to.startswith(("field(", "dataclasses.field(")) and "default" not in set_to
         choices = tuple(re.findall(r"'([^']*)'", text)) if "Literal[" in text else ()
         positional = set_to.startswith("typer.Argument")
-        shown = f"{prefix}{name}".replace("_", "-") if dashed else f"{prefix}{name}"
-        yield Option(name if positional else f"--{shown}", line, required, dashed and text == "bool", choices)
+        written = f"{prefix}{name}".replace("_", "-") if dashed else f"{prefix}{name}"
+        option = name if positional else f"--{written}"
+        yield Option(option, line, required, dashed and text == "bool", choices, shown=set_to)
 
 
 def _of_constants(tree: ast.Module) -> Iterator[Option]:
     """Yield the names at the top of a file that are set to a constant."""
     for one in tree.body:
         if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) and isinstance(one.targets[0], ast.Name):
-            yield Option(f"--{one.targets[0].id}", one.lineno, False, False)
+            yield Option(f"--{one.targets[0].id}", one.lineno, False, False, shown=ast.unparse(one.value))
 
 
 def _of_hydra(decorator: ast.Call, file: Path) -> Iterator[Option]:
@@ -157,7 +163,7 @@ def _of_hydra(decorator: ast.Call, file: Path) -> Iterator[Option]:
         return
     folder = file.parent / str(given.get("config_path") or "")
     for key, value in _keys(folder, name.removesuffix(".yaml"), "", git_root(file.parent)).items():
-        yield Option(key, decorator.lineno, value == "???", False, (), True)
+        yield Option(key, decorator.lineno, value == "???", False, (), True, repr(value))
 
 
 def _value(node: ast.expr) -> Any:

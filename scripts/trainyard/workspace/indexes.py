@@ -25,7 +25,7 @@ from trainyard.spec.model import RepositorySpec
 from trainyard.spec.workspace import Workspace
 from trainyard.workspace import requirements
 from trainyard.workspace.dependency_tables import Toml, table, toml, workspace_root
-from trainyard.workspace.lines import Kind, Line, expanded, userinfo, without_userinfo
+from trainyard.workspace.lines import Kind, Line, expanded, is_script, userinfo, without_userinfo
 
 #: Settings that ``index`` has replaced, and the kind of index that each names.
 _FORMER_KEYS: tuple[tuple[str, Kind], ...] = (
@@ -89,7 +89,7 @@ def of_project(ws: Workspace, addresses: Sequence[tuple[Kind, Line]] = ()) -> li
         for number, (kind, line) in enumerate(addresses, 1)
     ]
     name = ws.document.requirements.file or ""
-    if name.endswith(".py") and (ws.root / name).is_file():  # uv takes no settings of a project for a script
+    if is_script(name) and (ws.root / name).is_file():  # uv takes no settings of a project for a script
         source = toml(ws.root / name)
         return [*found, *_configured(source, table(source.data, "tool", "uv"))]
     owner = workspace_root(ws.root)

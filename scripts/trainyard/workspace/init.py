@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,7 @@ _OTHER_PURPOSE = re.compile(
 )
 _ASIDE = re.compile(r"(^|/)(examples?|demos?|projects|benchmarks?|tools|notebooks?|eval(uation)?|scripts/data)/")
 
-#: Documents and scripts that show how programs are started, and the lines that do.
-_DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
+#: Lines of documents and scripts that start programs.
 _STARTS = re.compile(
     r"(?m)\b(?:python3?|torchrun|accelerate launch)\b[^\n|;&]*?\s(-m\s+(?!torch)[\w.]+|[\w./-]+\.py)\b"
 )
@@ -203,14 +202,15 @@ class Repository:
             notes.append(f"{other[1]}, and {target} does not contain {other[0]}")
         # Without a command, written requirements count alone: libraries import much that they can do without.
         needing = closure or ([] if wanted.why else self.sources.run)
-        pyproject = self.folder / "pyproject.toml"
-        groups = dependency_tables.groups(pyproject) if "pyproject.toml" in self.names else {}
+        pyproject = (wanted.project or self).folder / "pyproject.toml"
+        has_groups = os.path.relpath(pyproject, self.folder) in self.names
+        groups = dependency_tables.groups(pyproject) if has_groups else {}
         others = requirement_choice.others(self.folder, self.names, wanted, self.project)
         requirement_choice.complete(wanted, needing, self.sources, spec, self.project, groups, others.values())
         script, provided = command.path if command else "", {name for names in spec.provided for name in names}
         notes += differing_lists.notes(wanted, others)
         notes += other_lists.unread(self.folder, self.names, wanted, self.project, script, provided)
-        shown = [*([wanted.file] if wanted.file else []), *wanted.packages] or ["those of the project"] * wanted.untold
+        shown = [*([wanted.file] if wanted.file else []), *wanted.packages]
         reasons[f"requirements: {', '.join(shown) or 'none'}"] = wanted.why
         base = self._base(spec, wanted, needing, reasons)
         system, needs = system_libraries.lacking(wanted.installed, base or spec.base, [], spec.system)
@@ -223,6 +223,9 @@ class Repository:
         code = self._code(self.sources.closure(command.path) if command else [])
         if command:
             code = self._without_refused(code, target, {source.path for source in closure}, notes)
+        if wanted.project and wanted.project.folder.resolve() not in wanted.project.import_roots:
+            libraries = [*libraries, os.path.relpath(wanted.project.folder, self.folder)]
+            reasons[f"code: {libraries[-1]}"] = "its project has modules in src"
         environment = _keras_environment(survey, framework, reasons)
         roots = [os.path.relpath(root, self.folder) for root in self.project.import_roots] if self.project else []
         above = self.sources.above(closure[0], command.words, ("src", *roots)) if command and closure else []
@@ -244,7 +247,8 @@ class Repository:
         elif command:
             reasons[f"run: {words}"] = command.why
         if words:
-            first = short_run.propose(shlex.split(words), script, self.sources, self.names).words
+            documents = short_run.documents(self.folder, self.names).values()
+            first = short_run.propose(shlex.split(words), script, self.sources, self.names, documents).words
             tried = f"the command with {shlex.join(first)}" if first else "the command"
             reasons["smoke: none yet"] = (
                 f"'trainyard image' tries {tried}, and writes what passes; 'trainyard push' needs it"
@@ -520,15 +524,16 @@ def _name_rank(name: str) -> int:
     return min((_TRAINING.index(word) for word in words if word in _TRAINING), default=len(_TRAINING))
 
 
-def _documented(folder: Path, names: Sequence[str]) -> set[str]:
-    """Return what the documents and shell scripts of a repository give to Python: paths, and ``-m MODULE``.
+def _documented(documents: Mapping[str, str]) -> dict[str, int]:
+    """Return what documents and shell scripts (name -> text) give to Python, paths and ``-m MODULE``, -> 0, or 1.
 
-    Paths may be below the top, or below the folder of the document.
+    Paths may be below the top, or below the folder of the document. 0 is for what the README at the top gives.
     """
-    said: set[str] = set()
-    for name in (name for name in names if _DOCUMENT.search(name) and not (folder / name).is_symlink()):
-        started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text_of(folder / name))}
-        said |= started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}
+    said: dict[str, int] = {}
+    for name, text in documents.items():
+        started = {" ".join(match[1].removeprefix("./").split()) for match in _STARTS.finditer(text)}
+        for path in started | {f"{name.rpartition('/')[0]}/{path}".lstrip("/") for path in started}:
+            said[path] = min(said.get(path, 1), 0 if name.startswith("README") else 1)
     return said
 
 
@@ -547,7 +552,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         for command, target in scripts.items()
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
-    commands, said = [], _documented(folder, names)
+    commands, said = [], _documented(short_run.documents(folder, names))
 
     @functools.cache  # most repositories need no look at what all programs import
     def imported() -> set[str]:
@@ -566,10 +571,10 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         why = f"{source.path} has {' and '.join(reasons) or 'the name of a training program'}"
         depth = -1 if command else source.path.count("/")
         words = (command,) if command else sources.run_as(source, said)
-        shown, aside = " ".join(words[1:]) in said, bool(_ASIDE.search(source.path))
-        # What the documents start comes first, a file with a name for training before one that only trains, and
-        # examples before what is deep.
-        order = (not trains, not shown, rank == len(_TRAINING), depth > 3, aside, rank, depth)
+        shown, aside = said.get(" ".join(words[1:]), 2), bool(_ASIDE.search(source.path))
+        # What the README starts comes first, then what other documents start, a file with a name for training before
+        # one that only trains, and examples before what is deep.
+        order = (not trains, shown, rank == len(_TRAINING), depth > 3, aside, rank, depth)
         why = f"a command of the project, {target}" if command else why
         commands.append(Candidate(words, source.path, why, order))
     for name in names if not commands else ():

@@ -50,6 +50,11 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def is_script(name: str) -> bool:
+    """Return whether a file of ``requirements`` is a script, whose header lists them: a setup.py is a project's."""
+    return name.endswith(".py") and Path(name).name != "setup.py"
+
+
 def syntax_tree(path: Path) -> ast.Module | None:
     """Return what a Python file consists of; None if it cannot be read, or this Python cannot parse it."""
     try:

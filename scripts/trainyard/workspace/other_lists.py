@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from trainyard.common.errors import UserError
 from trainyard.workspace import copied_lists, dependency_tables, torch_variant
 from trainyard.workspace.lines import text_of
 from trainyard.workspace.project import Project
@@ -55,18 +57,18 @@ def unread(
     for name, remedy in _FILES.items():
         if name in names and name not in taken:
             yield f"{name}: lists requirements and is not read: {remedy}"
-    nearest = beside(script, names)
     for name in (name for name in names if name not in (*_FILES, *taken) and not _NOT_TRAINING.search(name)):
-        if (name == nearest or _LIST.fullmatch(name)) and text_of(root / name).strip():
+        if _LIST.fullmatch(name) and text_of(root / name).strip():
             yield f"{name}: lists requirements and is not read: 'requirements: {name}' in trainyard.yaml takes it"
         elif _ENVIRONMENT.fullmatch(name) and re.search(r"(?m)^dependencies:", text_of(root / name)):
             yield f"{name}: lists requirements and is not read: {_COPY}"
+    yield from _beside(root, names, script, taken)
     for name, remedy in _BINDER.items():
         if name in names:
             yield f"{name}: is not read: {remedy}"
     if script and script not in taken and dependency_tables.has_header(root / script):
         yield f"{script}: its header is not read: 'requirements: {script}' of trainyard.yaml takes it instead"
-    if not (wanted.file or wanted.untold):
+    if not wanted.file:
         yield from _without_backend(names)
     yield from _tables(root, names, wanted, project)
     for name in names:
@@ -76,6 +78,20 @@ def unread(
         lost = [one for one, package in packages.items() if package not in wanted.names and package not in provided]
         if lost:
             yield f"{name}: lists {', '.join(lost)}, which no list that is read has: {_COPY}"
+
+
+def _beside(root: Path, names: Sequence[str], script: str, taken: Container[str]) -> Iterator[str]:
+    """Yield a line about the list beside the program."""
+    try:
+        folder, near = beside(root, script, names) or ("", Choice())
+    except UserError:  # about a file that is not taken
+        return
+    apart = f"'trainyard init {shlex.quote(folder)}' makes an image of that folder"
+    if near.file and near.file not in taken:
+        takes = f"'requirements: {near.file}' in trainyard.yaml takes it, or {apart}"
+        yield f"{near.file}: lists requirements and is not read: {takes}"
+    elif folder and not near.file:
+        yield f"{folder}: its own requirements are not read ({near.why}): {apart}"
 
 
 def _without_backend(names: Sequence[str]) -> Iterator[str]:

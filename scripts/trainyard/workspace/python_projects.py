@@ -156,10 +156,12 @@ def projects(workspace: Workspace) -> list[Project]:
 
 def extension(folder: Path) -> str:
     """Return the line, and what stands there, by which a project compiles C++, CUDA or Rust; empty if it does not."""
-    named = str(table(_toml(folder), "build-system").get("build-backend", ""))
+    system = table(_toml(folder), "build-system")
+    named = str(system.get("build-backend", ""))
     if named.partition(".")[0] in _COMPILING:
         return f"{where(folder / 'pyproject.toml', named)}: {named}"
-    match = _EXTENSIONS.search(text_of(folder / "setup.py")) if (folder / "setup.py").is_file() else None
+    runs_setup = named.partition(".")[0] in ("", "setuptools") or "backend-path" in system
+    match = _EXTENSIONS.search(text_of(folder / "setup.py")) if runs_setup else None
     return f"{where(folder / 'setup.py', match[1])}: {match[1]}" if match else ""
 
 
@@ -239,15 +241,15 @@ def read(folder: Path, told: Told | None = None) -> Project | None:
 
 
 def of_file(file: Path, told: Told | None = None) -> Project | None:
-    """Return the project that a TOML file describes, of which only the dependencies count; None if it is none.
+    """Return the project that a TOML file or setup.py describes, of which only the dependencies count; None without.
 
     Raises:
         UserError: it has a mistake; the message names the line.
     """
-    document = toml(file).data
+    document = toml(file).data if file.suffix == ".toml" else {}
     if "project" in document:
         return checked(_of_project_table(file, document, told))
-    return read(file.parent, told) if file.name == "pyproject.toml" else None
+    return read(file.parent, told) if file.name in ("pyproject.toml", "setup.py") else None
 
 
 def pending(workspace: Workspace) -> list[Project]:
@@ -256,7 +258,8 @@ def pending(workspace: Workspace) -> list[Project]:
     name = workspace.document.requirements.file or ""
     file = (workspace.root / name).resolve()
     file = file.with_name("pyproject.toml") if file.suffix == ".lock" else file
-    if file.suffix == ".toml" and file.is_file() and file not in [one.file for one in found]:
+    of_project = file.suffix == ".toml" or file.name == "setup.py"
+    if of_project and file.is_file() and file not in [one.file for one in found]:
         found += filter(None, [of_file(file, workspace.told.get(file.parent))])
     return [project for project in found if project.pending]
 

@@ -18,7 +18,7 @@ from trainyard.spec import markers, workspace, yaml_source
 from trainyard.spec.model import Spec
 from trainyard.spec.repository_files import inside
 from trainyard.workspace import copied_lists, dependency_tables, import_names, python_projects, requirements_txt
-from trainyard.workspace.lines import Found, text_of
+from trainyard.workspace.lines import Found, is_script, text_of
 from trainyard.workspace.project import Project
 from trainyard.workspace.python_survey import Source, Sources
 
@@ -59,6 +59,7 @@ class Choice:
         conda: canonical name -> requirement and place of conda's packages, which are taken if the code imports them.
         python: the versions of Python that conda is asked for, and where; empty if it is not.
         untold: only a build backend, which ``init`` does not run, tells more of them.
+        project: of the file, if it is not that of the top.
     """
 
     file: str = ""
@@ -73,6 +74,7 @@ class Choice:
     conda: dict[str, tuple[str, str]] = field(default_factory=dict)
     python: tuple[str, str] = ("", "")
     untold: bool = False
+    project: Project | None = None
 
     @property
     def installed(self) -> set[str]:
@@ -136,11 +138,10 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     if environment and (choice_of_conda := conda(root / environment)):
         return choice_of_conda
     if project and "dependencies" in project.pending:
-        file = project.file.name if pyproject else ""
         why = f"the build backend of {project.file.name} tells them"
-        return Choice(file, why=why, notes=[python_projects.unasked(project)], untold=True)
-    if name := beside(script, names):
-        return _of_requirements(root, name, "it lists requirements, beside the program")
+        return Choice(project.file.name, why=why, notes=[python_projects.unasked(project)], untold=True)
+    if (near := beside(root, script, names)) and near[1].file:
+        return near[1]
     copied, lines = copied_lists.read(root, names)
     conda_packages = list(copied_lists.of_pixi(root / "pixi.toml")) if "pixi.toml" in names else []
     if lines or conda_packages:
@@ -152,10 +153,25 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
     return Choice(why="[project] lists no dependencies" if pyproject else "")
 
 
-def beside(script: str, names: Sequence[str]) -> str:
-    """Return the requirements.txt of the nearest folder above a program, but for the top; empty if there is none."""
-    folders = (str(folder) for folder in PurePosixPath(script).parents if folder.name)
-    return next((name for folder in folders if (name := f"{folder}/requirements.txt") in names), "")
+def beside(root: Path, script: str, names: Sequence[str]) -> tuple[str, Choice] | None:
+    """Return the nearest folder above a program with requirements of its own, but for the top, and these; None without.
+
+    Raises:
+        UserError: a file of such a folder has a mistake.
+    """
+    for folder in (str(one) for one in PurePosixPath(script).parents if one.name):
+        project = python_projects.read(root / folder)
+        inner = [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+        choice = written(root / folder, inner, project)
+        if choice.file or choice.lines or choice.conda or choice.untold:
+            choice.project = project
+            if choice.file:
+                choice.file, choice.why = f"{folder}/{choice.file}", f"{choice.why}, beside the program"
+            if project and project.requires_python and not choice.python[0]:
+                text = project.requires_python
+                choice.python = text, f"{folder}/{project.file.name} requires Python {text}"
+            return folder, choice
+    return None
 
 
 def _of_requirements(root: Path, name: str, why: str) -> Choice:
@@ -245,7 +261,7 @@ def others(root: Path, names: Sequence[str], choice: Choice, project: Project | 
 
 def is_complete(file: str | None) -> bool:
     """Return whether a file lists everything: uv and pip install nothing else for a script or a pylock.toml."""
-    return (file or "").endswith((".py", "pylock.toml"))
+    return is_script(file or "") or (file or "").endswith("pylock.toml")
 
 
 def complete(
@@ -263,9 +279,10 @@ def complete(
         project: of the repository; its extras, and the groups of its file, are taken where they list what is missing.
         others: the lists that are not taken.
     """
-    if choice.untold or is_complete(choice.file):
+    if is_complete(choice.file):
         return
-    own = {canonicalize_name(project.name)} if project else set()
+    project = choice.project or project
+    own = _told(choice, project) if project else set()
     framework, rest = spec.provided
     known = ({*choice.names, *_OTHER_FRAMEWORKS} - choice.conda.keys()) | {*own, *framework, *rest}
     modules = missing(closure, sources, known, choice.names.keys() - choice.conda.keys())
@@ -275,7 +292,9 @@ def complete(
     choice.unknown = {module: place for module, place in modules.items() if not packages[module]}
     found = {package: module for module, package in packages.items() if package}
     _take_from_conda(choice, found, framework, rest)
-    of_project = choice.file in ("pyproject.toml", "uv.lock") or not (choice.file or choice.packages or choice.conda)
+    of_project = PurePosixPath(choice.file).name in ("pyproject.toml", "uv.lock") or not (
+        choice.file or choice.packages or choice.conda
+    )
     extras = project.optional_dependencies if project and project.file.name == "pyproject.toml" else {}
     for taken, listed in (
         (choice.extras, extras if of_project else {}),
@@ -290,7 +309,7 @@ def complete(
                 found = left
                 for module in own_names:
                     del choice.unknown[module]
-    if choice.file == "uv.lock" and project:  # what the requirements need is locked, too
+    if choice.file.endswith("uv.lock") and project:  # what the requirements need is locked, too
         packages_of_lock = dependency_tables.toml(project.folder / "uv.lock").data.get("package", [])
         locked = {canonicalize_name(str(one.get("name"))) for one in packages_of_lock}
         found = {name: module for name, module in found.items() if name not in locked}
@@ -311,6 +330,14 @@ def complete(
         choice.packages.append(text)
     if found and not choice.why:
         choice.why = "the code imports them"
+
+
+def _told(choice: Choice, project: Project) -> set[str]:
+    """Return the canonical name of a project, and all that its files name if only its build backend tells more."""
+    files = ("setup.py", "setup.cfg", "pyproject.toml") if choice.untold else ()
+    texts = (text_of(project.folder / name) for name in files)
+    words = {canonicalize_name(word) for text in texts for word in re.findall(r"[\w.-]+", text)}
+    return {canonicalize_name(project.name), *words}
 
 
 def _same(module: str, names: Container[str]) -> str:

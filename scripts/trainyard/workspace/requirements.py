@@ -30,14 +30,14 @@ from trainyard.workspace.dependency_tables import (
     told_lines,
     toml,
 )
-from trainyard.workspace.lines import Found, Kind, Line, Source, line_with, parse_reference
+from trainyard.workspace.lines import Found, Kind, Line, Source, is_script, line_with, parse_reference
 from trainyard.workspace.project import Project
 
 Asked = TypeVar("Asked", Line, Source)
 
 #: Files whose dependencies ``trainyard init`` reads and ``requirements:`` does not.
 _OTHER_FORMATS = ("environment.yml", "environment.yaml", "Pipfile", "Pipfile.lock", "poetry.lock", "pdm.lock",
-                  "setup.py", "setup.cfg")  # fmt: skip
+                  "setup.cfg")  # fmt: skip
 
 #: What the line begins with on which a project says its Python: of [project], setup.cfg and Poetry.
 _PYTHON = ("requires-python", "python_requires", "python =")
@@ -249,14 +249,20 @@ def _read_file(
     if path.name in _OTHER_FORMATS:
         raise UserError(
             f"{relative(path)}: 'requirements:' is the name of a requirements.txt, pyproject.toml, uv.lock, "
-            "pylock.toml or script with a header; 'trainyard init' reads this file once"
+            "pylock.toml, setup.py or script with a header; 'trainyard init' reads this file once"
         )
-    if path.suffix == ".py" or re.fullmatch(r"pylock\.(\w+\.)?toml", path.name):
+    if is_script(path.name) or re.fullmatch(r"pylock\.(\w+\.)?toml", path.name):
         _check_no_extras(ws)
         if path.suffix == ".py":
             read_script(path, found, fits=fits)
         else:
             read_pylock(path, found, environment)
+        return
+    if path.name == "setup.py":
+        _check_no_extras(ws)
+        own = python_projects.of_file(path, ws.told.get(path.parent))
+        for one in [*projects, *([own] if own and all(one.file != path for one in projects) else [])]:
+            _read_project(one, found, fits)
         return
     if path.name == "uv.lock" or path.suffix == ".toml":
         file = path.with_name("pyproject.toml") if path.name == "uv.lock" else path

@@ -6,10 +6,12 @@ Nothing is run here: ``trainyard image`` tries the proposals in the image that i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from trainyard.workspace.command_flags import Option
+from trainyard.workspace.lines import text_of
 from trainyard.workspace.python_survey import Sources
 
 #: Value -> options that limit a run, the preferred first, for a run as short as possible. Two steps: some learning rate
@@ -21,6 +23,9 @@ _LIMITS = {
     "1": "epochs num-epochs n-epochs max-epochs num-train-epochs nepochs epoch",
 }
 
+#: Documents and scripts that show how programs are started.
+_DOCUMENT = re.compile(r"(^|/)README[^/]*$|^docs?/[^/]*\.(md|rst)$|^([^/]*/)?[^/]*\.sh$")
+
 #: Switches that replace the data set by made-up data; options that take its folder, and folders with data for tests.
 _MADE_UP_DATA = ("fake-data", "dummy", "dummy-data", "synthetic", "synthetic-data", "fast-dev-run", "dry-run")
 _DATA_OPTIONS = ("data-dir", "data-path", "data-root", "data-folder", "data", "dataset-dir", "dataset-path", "root-dir")
@@ -30,6 +35,12 @@ _DATA = ("tests/data", "test/data", "tests/fixtures/data", "sample_data", "sampl
 _OUTPUT = re.compile(r"(^|-)(out|output|save|logs?|logdir|ckpt|checkpoints?|results?|work|workdir|exp|run)(-|$)")
 _INPUT = re.compile(r"(^|-)(data|dataset|datasets|datadir|input|inputs|train|images|corpus|folder|path|dir|root)(-|$)")
 _CONFIG = re.compile(r"(^|-)(config|cfg|conf|config-file|yaml)(-|$)")
+#: A value that is a file, in the code and in a document; options that take a folder, whatever their help says of files
+#: in it; a default outside of the repository, which is the user's folder.
+_FILE = re.compile(r"([\w./-]*\w\.(?:ya?ml|json\b|[a-z]\w{1,6}(?=['\"])))")
+_IN_DOCUMENT = r"[ =]['\"]?([\w./-]*\w\.[a-z]\w{1,6})\b"
+_FOLDER = re.compile(r"(^|-)(dir|folder|root)(-|$)")
+_OUTSIDE = re.compile(r"['\"]\.\.['\"/]")
 _NUMBER = re.compile(r"(^|-)(batch|size|num|n|epochs?|steps?|iters?|seed|gpus?|workers?|rank|count|port)(-|$)")
 _NAME = re.compile(r"(^|-)(name|tag|id|project|experiment|comment)(-|$)")
 _FIRST_CONFIGS = re.compile(r"tiny|debug|toy|smoke|mini|small|test|example|default|base")
@@ -86,6 +97,7 @@ class ShortRun:
         args: option -> its argument.
         data: folder of the repository for /data; empty: none. ``mounted``: /data holds data in any case.
         configs: files of settings of the repository.
+        files: option that takes a file, no folder -> that of the repository which its default or a document names.
         refused: options that the program does not take, ``seen``: the arguments of the runs before.
     """
 
@@ -94,6 +106,7 @@ class ShortRun:
     data: str = ""
     mounted: bool = False
     configs: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     seen: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -148,7 +161,7 @@ class ShortRun:
             return "" if self.words not in self.seen else reason
         if _NO_FILE.search(error):
             # A name under a folder of data sets: os.path.join() leaves that out before an absolute path.
-            named = {"dataset": "/data"} if self.data or self.mounted else {}
+            named = {"dataset": "/data"} if (self.data or self.mounted) and "dataset" not in self.files else {}
             if self._set({}, _MADE_UP_DATA) or self._read_data() or self._set(named):
                 return ""
             return reason if self.mounted or self.data else f"{reason} (or 'trainyard image --data FOLDER')"
@@ -166,8 +179,18 @@ class ShortRun:
         return self.args.pop(word, None) is not None
 
     def _read_data(self) -> bool:
-        values = dict.fromkeys(_DATA_OPTIONS, "/data") if self.data or self.mounted else {}
+        values = dict.fromkeys(self.folders, "/data") if self.data or self.mounted else {}
         return self._set(values)
+
+    @property
+    def folders(self) -> list[str]:
+        """Return the options that take the folder of the data: first those whose default is outside the repository."""
+        outside = [
+            word
+            for word, option in self.options.items()
+            if _OUTSIDE.search(option.shown) and "data" in f"{word}{option.shown}" and not _OUTPUT.search(word)
+        ]
+        return [word for word in (*outside, *_DATA_OPTIONS) if word in self.options and word not in self.files]
 
     def _fill(self, name: str) -> str:
         """Give a required option a value that its name tells; return what only the user knows, empty if it has one."""
@@ -176,6 +199,8 @@ class ShortRun:
         value = ""
         if option.choices:
             value = option.choices[0]
+        elif named := self.files.get(word):
+            value = named
         elif _CONFIG.search(word):
             value = next(iter(self.configs), "")
         elif _NUMBER.search(word):
@@ -183,11 +208,12 @@ class ShortRun:
         elif _OUTPUT.search(word):
             value = "/output"
         elif _INPUT.search(word):
-            value = "/data" if self.data or self.mounted else ""
+            value = "/data" if (self.data or self.mounted) and word not in self.files else ""
         elif _NAME.search(word):
             value = "smoke"
         if not value or word in self.args:
-            needs = " and a folder for it: 'trainyard image --data FOLDER'" if _INPUT.search(word) else ""
+            takes_folder = _INPUT.search(word) and word not in self.files
+            needs = " and a folder for it: 'trainyard image --data FOLDER'" if takes_folder else ""
             return f"it needs a value for {name}{needs}"
         self.args[word] = option.given(value)
         return ""
@@ -222,14 +248,34 @@ def program_of(words: Sequence[str], sources: Sources, scripts: Mapping[str, str
     return ""
 
 
+def documents(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the documents and shell scripts of a repository -> their text."""
+    found = [name for name in names if _DOCUMENT.search(name) and not (folder / name).is_symlink()]
+    return {name: text_of(folder / name) for name in found}
+
+
+def _file(option: Option, documents: Collection[str]) -> str:
+    """Return the file that a document, or else its default or help, gives an option; empty if none does."""
+    pattern = f"{re.escape(option.name)}{_IN_DOCUMENT}" if option.name.startswith("-") else "(?!)"
+    found = next(filter(None, (re.search(pattern, text) for text in documents)), None) or _FILE.search(option.shown)
+    return found[1].removeprefix("./") if found else ""
+
+
 def propose(
-    words: Sequence[str], path: str, sources: Sources, names: Sequence[str], *, mounted: bool = False
+    words: Sequence[str],
+    path: str,
+    sources: Sources,
+    names: Sequence[str],
+    documents: Collection[str] = (),
+    *,
+    mounted: bool = False,
 ) -> ShortRun:
     """Return the first run to try.
 
     Args:
         words: the command, ``path``: of its program; empty if that is not known.
-        names: the files of the repository, ``mounted``: whether containers have data at /data in any case.
+        names: the files of the repository, ``documents``: texts that show how its programs are started.
+        mounted: whether containers have data at /data in any case.
     """
     closure = sources.closure(path) if path else []
     options = {option.word: option for source in reversed(closure) for option in source.options}
@@ -238,12 +284,14 @@ def propose(
     configs.sort(key=lambda name: (not _FIRST_CONFIGS.search(name.rpartition("/")[2]), name.count("/"), name))
     given = {Option(word.partition("=")[0], 0, False, False).word for word in words}
     folders = [folder for folder in _DATA if any(name.startswith(f"{folder}/") for name in names)]
-    run = ShortRun({word: one for word, one in options.items() if word not in given}, mounted=mounted, configs=configs)
+    options = {word: one for word, one in options.items() if word not in given}
+    taken = {word: _file(one, documents) for word, one in options.items() if not _FOLDER.search(word)}
+    taken = {word: name if name in names else "" for word, name in taken.items() if name}
+    run = ShortRun(options, mounted=mounted, configs=configs, files=taken)
     limits = {name: value for name, value in _limiting().items() if value == "1" or name not in repeated}
     run._set(limits)
     run._set({}, _MADE_UP_DATA)
-    takes = any(name in run.options for name in _DATA_OPTIONS)
-    if takes and not run.args.keys() & set(_MADE_UP_DATA):
+    if run.folders and not run.args.keys() & set(_MADE_UP_DATA):
         run.data = folders[0] if folders and not mounted else ""
         run._read_data()
     for option in run.options.values():
