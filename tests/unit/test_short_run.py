@@ -212,6 +212,18 @@ def test_data_that_is_given_is_read_when_it_is_missed(tmp_path: Path) -> None:
     assert run.words == ("--corpus=/data",)
 
 
+def test_a_required_folder_is_the_one_of_its_name_in_the_data(tmp_path: Path) -> None:
+    required = ("--clean_dir", "--noisy-dir", "--images")
+    text = "\n".join(f"p.add_argument('{name}', required=True)" for name in required)
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    data = tmp_path / "recordings"
+    for name in ("clean", "noisy_dir", "other"):
+        (data / name).mkdir(parents=True)
+    sources = Sources({"train.py": tmp_path / "train.py"})
+    run = short_run.propose(["python", "train.py"], "train.py", sources, ["train.py"], mounted=str(data))
+    assert run.words == ("--clean_dir=/data/clean", "--noisy-dir=/data/noisy_dir", "--images=/data")
+
+
 def test_data_that_is_given_is_read_by_name_if_its_folder_is_fixed(tmp_path: Path) -> None:
     run = proposed(tmp_path, "p.add_argument('--dataset', default='openwebtext')")
     run.mounted = True

@@ -56,7 +56,8 @@ def proposal(spec: Spec) -> short_run.ShortRun:
     words = spec.run or ()
     path = short_run.program_of(words, sources, scripts)
     documents = short_run.documents(folder, names).values()
-    return short_run.propose(words, path, sources, names, documents, mounted=bool(spec.workspace.given_data))
+    given = str(spec.workspace.data) if spec.workspace.given_data else ""
+    return short_run.propose(words, path, sources, names, documents, mounted=given)
 
 
 def outside(workspace: Workspace) -> str:

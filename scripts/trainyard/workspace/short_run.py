@@ -41,6 +41,8 @@ _FILE = re.compile(r"([\w./-]*\w\.(?:ya?ml|json\b|[a-z]\w{1,6}(?=['\"])))")
 _IN_DOCUMENT = r"[ =]['\"]?([\w./-]*\w\.[a-z]\w{1,6})\b"
 _FOLDER = re.compile(r"(^|-)(dir|folder|root)(-|$)")
 _OUTSIDE = re.compile(r"['\"]\.\.['\"/]")
+#: What the name of an option says besides the name of its folder.
+_PLACE = re.compile(r"(^|-)(data|dataset|datasets|input|dir|folder|path|root)(?=-|$)")
 _NUMBER = re.compile(r"(^|-)(batch|size|num|n|epochs?|steps?|iters?|seed|gpus?|workers?|rank|count|port)(-|$)")
 _NAME = re.compile(r"(^|-)(name|tag|id|project|experiment|comment)(-|$)")
 _FIRST_CONFIGS = re.compile(r"tiny|debug|toy|smoke|mini|small|test|example|default|base")
@@ -96,6 +98,7 @@ class ShortRun:
         options: that the program is known to have, by :attr:`Option.word`.
         args: option -> its argument.
         data: folder of the repository for /data; empty: none. ``mounted``: /data holds data in any case.
+        inside: names of the folders in /data.
         configs: files of settings of the repository.
         files: option that takes a file, no folder -> that of the repository which its default or a document names.
         refused: options that the program does not take, ``seen``: the arguments of the runs before.
@@ -105,6 +108,7 @@ class ShortRun:
     args: dict[str, str] = field(default_factory=dict)
     data: str = ""
     mounted: bool = False
+    inside: Collection[str] = ()
     configs: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
@@ -208,7 +212,7 @@ class ShortRun:
         elif _OUTPUT.search(word):
             value = "/output"
         elif _INPUT.search(word):
-            value = "/data" if (self.data or self.mounted) and word not in self.files else ""
+            value = self._folder(word) if (self.data or self.mounted) and word not in self.files else ""
         elif _NAME.search(word):
             value = "smoke"
         if not value or word in self.args:
@@ -217,6 +221,11 @@ class ShortRun:
             return f"it needs a value for {name}{needs}"
         self.args[word] = option.given(value)
         return ""
+
+    def _folder(self, word: str) -> str:
+        """Return the folder of the data for an option: the one in it that has the option's name, or /data itself."""
+        names = (word, _PLACE.sub("", word).strip("-"))
+        return next((f"/data/{name}" for name in self.inside if name.lower().replace("_", "-") in names), "/data")
 
 
 def _limiting() -> dict[str, str]:
@@ -268,14 +277,14 @@ def propose(
     names: Sequence[str],
     documents: Collection[str] = (),
     *,
-    mounted: bool = False,
+    mounted: str = "",
 ) -> ShortRun:
     """Return the first run to try.
 
     Args:
         words: the command, ``path``: of its program; empty if that is not known.
         names: the files of the repository, ``documents``: texts that show how its programs are started.
-        mounted: whether containers have data at /data in any case.
+        mounted: the folder of this machine that containers have at /data in any case; empty if there is none.
     """
     closure = sources.closure(path) if path else []
     options = {option.word: option for source in reversed(closure) for option in source.options}
@@ -287,7 +296,8 @@ def propose(
     options = {word: one for word, one in options.items() if word not in given}
     taken = {word: _file(one, documents) for word, one in options.items() if not _FOLDER.search(word)}
     taken = {word: name if name in names else "" for word, name in taken.items() if name}
-    run = ShortRun(options, mounted=mounted, configs=configs, files=taken)
+    run = ShortRun(options, mounted=bool(mounted), configs=configs, files=taken)
+    run.inside = sorted(path.name for path in Path(mounted).iterdir() if path.is_dir()) if mounted else ()
     limits = {name: value for name, value in _limiting().items() if value == "1" or name not in repeated}
     run._set(limits)
     run._set({}, _MADE_UP_DATA)
