@@ -191,7 +191,7 @@ def test_no_pipe_of_a_repository_is_waited_for(tmp_path: Path) -> None:
     assert code_files.below(tmp_path) == [".gitignore", "README.md", "a.py", "train.sh"], "its .gitignore says nothing"
     assert python_survey.read(tmp_path / "a.py", "a.py") is None
     sources = python_survey.Sources({})
-    refused(lambda path: init.candidates(path, ["train.sh"], sources, {}), tmp_path)
+    refused(lambda path: init.candidates(path, ["train.sh"], sources, {}, {}), tmp_path)
     os.mkfifo(tmp_path / pylock.REPOSITORY_FILE)
     refusal = refused(lambda path: pylock.read(path / pylock.REPOSITORY_FILE, "trainyard lock"), tmp_path)
     assert refusal.endswith("pylock.trainyard.toml: not a regular file")

@@ -125,7 +125,7 @@ class Backends:
 
     Args:
         context: of the command. ``base``: name of a base (images/bases.yaml) without a framework.
-        target: in whose image one is asked again that fails for a module which this has.
+        target: in its image, a build backend that could not import a module of the target is asked again.
     """
 
     def __init__(self, context: Context, base: str, target: Spec | None = None) -> None:
@@ -194,7 +194,7 @@ class Backends:
         return made[0]
 
     def _of_target(self, failure: str) -> str:
-        """Return what is to be known of a failure for a module that the target has; empty of another failure."""
+        """Return advice on a failure to import a module that the target has; empty for another failure."""
         missing = re.search(r"No module named '([\w.]+)'", failure)
         provided = self._target.provided if self._target else ({}, {})
         if not missing or not import_names.is_provided(missing[1], {**provided[0], **provided[1]}, ()):
@@ -204,7 +204,7 @@ class Backends:
 
     @cached_property
     def _target_image(self) -> str:
-        """Return the image of the target on this machine, if its Python is the one of the base; empty without one."""
+        """Return the target's image if it is on this machine and has the same base; empty otherwise."""
         reference = f"{NAME}:{self._target.target}" if self._target else ""
         image = self._context.engine.existing_image(reference) if reference else None
         return reference if image and image.labels.get(f"{LABELS}.base") == self._base else ""

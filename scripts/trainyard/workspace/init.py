@@ -161,7 +161,9 @@ class Repository:
         self.one_file = program is not None
         self._shown = program.path if program else relative(folder)
         self.scripts = self.project.scripts if self.project and self.project.installed else {}
-        self.commands = [program] if program else candidates(folder, self.names, self.sources, self.scripts)
+        self.documents = short_run.documents(folder, self.names)
+        given = self.names, self.sources, self.scripts, self.documents
+        self.commands = [program] if program else candidates(folder, *given)
 
     def propose(self, target: str | None = None, *, name: str | None = None, run: str | None = None) -> Proposal:
         """Return what trainyard.yaml is to hold.
@@ -247,7 +249,7 @@ class Repository:
         elif command:
             reasons[f"run: {words}"] = command.why
         if words:
-            documents = short_run.documents(self.folder, self.names).values()
+            documents = self.documents.values()
             first = short_run.propose(shlex.split(words), script, self.sources, self.names, documents).words
             tried = f"the command with {shlex.join(first)}" if first else "the command"
             reasons["smoke: none yet"] = (
@@ -537,7 +539,9 @@ def _documented(documents: Mapping[str, str]) -> dict[str, int]:
     return said
 
 
-def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str]) -> list[Candidate]:
+def candidates(
+    folder: Path, names: Sequence[str], sources: Sources, scripts: dict[str, str], documents: Mapping[str, str]
+) -> list[Candidate]:
     """Return the commands that may train, the likeliest first: a shell script if there is no other.
 
     A program is one if its name says so, or if it has a main program and trains.
@@ -545,6 +549,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
     Args:
         names: the files of the repository.
         scripts: command -> object of its projects, as ``package.module:function``.
+        documents: names of documents and shell scripts -> their text.
     """
     programs = [(source, "", "") for source in sources.run]
     programs += [
@@ -552,7 +557,7 @@ def candidates(folder: Path, names: Sequence[str], sources: Sources, scripts: di
         for command, target in scripts.items()
         if (source := sources.of_module(target.partition(":")[0])) and source.run
     ]
-    commands, said = [], _documented(short_run.documents(folder, names))
+    commands, said = [], _documented(documents)
 
     @functools.cache  # most repositories need no look at what all programs import
     def imported() -> set[str]:

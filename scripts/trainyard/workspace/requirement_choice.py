@@ -154,7 +154,7 @@ def written(root: Path, names: Sequence[str], project: Project | None, script: s
 
 
 def beside(root: Path, script: str, names: Sequence[str]) -> tuple[str, Choice] | None:
-    """Return the nearest folder above a program with requirements of its own, but for the top, and these; None without.
+    """Return the nearest folder above a program, below the top, that lists requirements, and what it lists; else None.
 
     Raises:
         UserError: a file of such a folder has a mistake.

@@ -297,7 +297,7 @@ def propose(
     taken = {word: _file(one, documents) for word, one in options.items() if not _FOLDER.search(word)}
     taken = {word: name if name in names else "" for word, name in taken.items() if name}
     run = ShortRun(options, mounted=bool(mounted), configs=configs, files=taken)
-    run.inside = sorted(path.name for path in Path(mounted).iterdir() if path.is_dir()) if mounted else ()
+    run.inside = sorted(path.name for path in Path(mounted).glob("*/")) if mounted else ()
     limits = {name: value for name, value in _limiting().items() if value == "1" or name not in repeated}
     run._set(limits)
     run._set({}, _MADE_UP_DATA)
