@@ -104,6 +104,30 @@ def test_an_engine_that_ends_meanwhile_is_one_line(fake_engine: FakeEngine, trai
     assert "see whether it runs with 'docker version'" in line_of(trainyard(*COMMANDS[command]), command)
 
 
+GONE = Refusal(404, "content digest sha256:1627: not found")
+
+
+@pytest.mark.parametrize("kind", ["images", "containers"])
+def test_a_list_is_asked_for_again_if_an_image_is_removed_meanwhile(fake_engine: FakeEngine, kind: str) -> None:
+    refused: list[str] = []
+
+    def removed_meanwhile() -> list[object]:
+        if len(refused) < 2:
+            refused.append(kind)
+            raise GONE
+        return []
+
+    fake_engine.instead(f"GET /{kind}/json", removed_meanwhile)
+    engine = Engine()
+    assert (engine.images() if kind == "images" else engine.client.containers.list()) == [] and len(refused) == 2
+
+
+def test_a_list_that_is_never_answered_names_the_engine(fake_engine: FakeEngine) -> None:
+    fake_engine.instead("GET /images/json", GONE)
+    with pytest.raises(docker.errors.NotFound, match=r"^the engine at \S+ answered GET /images/json with 404: content"):
+        Engine().images()
+
+
 def test_an_answer_that_does_not_come_is_given_up(fake_engine: FakeEngine) -> None:
     fake_engine.instead("GET /version", Raw(seconds=3))
     with pytest.raises(NoAnswer, match=r"^the engine at unix:\S+ did not answer GET /version in time: see its log"):

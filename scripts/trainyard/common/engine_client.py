@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,10 @@ _KEYS = (
 
 #: Paths whose answer is a list.
 _LISTS = r"GET /(images|containers|networks)/json|GET /networks"
+
+#: A list is asked for so often: with containerd's store it is refused with 404 if an image is removed meanwhile,
+#: https://github.com/moby/moby/issues/52688
+_LIST_ATTEMPTS = 5
 
 #: What the docker package and requests raise if a stream ends or is not what the API says.
 _BROKEN = (
@@ -132,7 +137,13 @@ class _Requests(docker.APIClient):
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         try:
-            return super().send(request, **options)
+            response = super().send(request, **options)
+            for _ in range(_LIST_ATTEMPTS - 1):
+                if response.status_code != 404 or not re.fullmatch(_LISTS, _asked(request)):
+                    break
+                time.sleep(0.2)
+                response = super().send(request, **options)
+            return response
         except requests.exceptions.RequestException as error:
             raise self._lost(request, error) from error
 
