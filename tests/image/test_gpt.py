@@ -127,9 +127,10 @@ def test_gpt_keeps_two_checkpoints(gpt: Box) -> None:
 
 
 def test_gpt_trains_in_bfloat16(gpt: Box) -> None:
-    ended = train(gpt, *STEPS, "--dtype=bfloat16", "--checkpoint-dir=/tmp/bfloat16")
-    assert ended.code == 0, ended.output
-    assert any("model" in name for name in differences(gpt, "/tmp/straight1", "/tmp/bfloat16"))
+    for dtype in ("float32", "bfloat16"):
+        ended = train(gpt, *STEPS, f"--dtype={dtype}", f"--checkpoint-dir=/tmp/{dtype}")
+        assert ended.code == 0, ended.output
+    assert any("model" in name for name in differences(gpt, "/tmp/float32", "/tmp/bfloat16"))
 
 
 def test_gpt_trains_and_resumes_with_torch_xla(gpt: Box) -> None:
