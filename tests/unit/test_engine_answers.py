@@ -122,7 +122,7 @@ def test_a_list_is_asked_for_again_if_an_image_is_removed_meanwhile(fake_engine:
     assert (engine.images() if kind == "images" else engine.client.containers.list()) == [] and len(refused) == 2
 
 
-def test_a_list_that_is_never_answered_names_the_engine(fake_engine: FakeEngine) -> None:
+def test_a_list_that_is_always_refused_names_the_engine(fake_engine: FakeEngine) -> None:
     fake_engine.instead("GET /images/json", GONE)
     with pytest.raises(docker.errors.NotFound, match=r"^the engine at \S+ answered GET /images/json with 404: content"):
         Engine().images()

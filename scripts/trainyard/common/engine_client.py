@@ -39,8 +39,8 @@ _KEYS = (
 #: Paths whose answer is a list.
 _LISTS = r"GET /(images|containers|networks)/json|GET /networks"
 
-#: A list is asked for so often: with containerd's store it is refused with 404 if an image is removed meanwhile,
-#: https://github.com/moby/moby/issues/52688
+#: How often a list is asked for before its 404 counts: with containerd's image store, the engine refuses a list if an
+#: image is removed while it reads them, https://github.com/moby/moby/issues/52688
 _LIST_ATTEMPTS = 5
 
 #: What the docker package and requests raise if a stream ends or is not what the API says.
