@@ -24,7 +24,7 @@ from trainyard.workspace.wheel_contents import FILE, Contents, known, providers
 _PYTHON, _GLIBC = "3.11", "2.36"
 
 #: Bytes of a wheel up to which its libraries are read.
-_LARGEST = 200_000_000
+_LARGEST = 500_000_000
 
 #: What some wheels install at the top by mistake: no code means the module of a package by such a name.
 _JUNK = re.compile(
