@@ -125,6 +125,10 @@ def test_programs_for_another_architecture_are_found(tmp_path: Path, small: Call
 # --- for real, under emulation: make test ALL=1 on a host where `make setup EMULATION=1` ran --------------------------
 
 
+#: The first of these waits for the smoke test of an image under emulation: 47 min with two other builds beside it.
+under_emulation = pytest.mark.timeout(7200)
+
+
 @pytest.fixture(scope="module")
 def emulated(built_image: Callable[[str], str]) -> str:
     """tf-cpu for arm64, and for the platform of the engine; the reference of the first."""
@@ -140,6 +144,7 @@ def stages(reference: str, arch: str) -> dict[str, str]:
 
 
 @pytest.mark.big("tf-cpu")
+@under_emulation
 def test_an_arm64_image_shares_all_layers_that_depend_on_no_processor(emulated: str) -> None:
     ours, other = stages("trainyard:tf-cpu", "amd64"), stages(emulated, "arm64")
     for stage in ("common", "trainers", "launcher"):
@@ -148,6 +153,7 @@ def test_an_arm64_image_shares_all_layers_that_depend_on_no_processor(emulated: 
 
 
 @pytest.mark.big("tf-cpu")
+@under_emulation
 def test_an_arm64_image_of_a_pushed_index_trains(emulated: str, address: str, make: Run, docker_run: Run) -> None:
     pushed = make("push", TARGET="tf-cpu", REGISTRY=f"{address}/all", JSON="1")
     assert pushed.returncode == 0, pushed.stderr
@@ -216,6 +222,7 @@ def workspace(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
 
 
 @pytest.mark.big("tf-cpu")
+@under_emulation
 def test_a_users_repository_is_compiled_run_pushed_and_edited_for_both_platforms(
     emulated: str, address: str, workspace: Callable[..., dict[str, Any]], docker_run: Run, tmp_path: Path
 ) -> None:
@@ -236,6 +243,7 @@ def test_a_users_repository_is_compiled_run_pushed_and_edited_for_both_platforms
 
 
 @pytest.mark.big("tf-cpu")
+@under_emulation
 def test_a_program_of_the_build_machine_in_an_arm64_image_is_refused(emulated: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {emulated}\nCOPY --chmod=755 program /usr/local/bin/program\n")
     (tmp_path / "program").write_bytes(Path("/proc/self/exe").resolve().read_bytes())
@@ -251,6 +259,7 @@ def test_a_program_of_the_build_machine_in_an_arm64_image_is_refused(emulated: s
 
 
 @pytest.mark.big("tf-cpu")
+@under_emulation
 def test_an_arm64_image_is_reproducible(emulated: str, make: Run) -> None:
     found = make("reproduce", TARGET="tf-cpu", ARCH="arm64", timeout=3000)
     assert found.returncode == 0, found.stderr

@@ -77,6 +77,31 @@ OF_PIL = "/opt/venv/lib/python3.13/site-packages/PIL/__init__.py:1"
 RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 
+#: What a process raises when another has ended.
+OTHER_ENDED = pytest.mark.parametrize(
+    "last",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "EOFError",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 1",
+        "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+    ],
+)
+
+
+@OTHER_ENDED
+def test_the_process_that_ended_first_is_explained(explain: Explain, last: str) -> None:
+    log = f"{raised('ValueError: no episode', SITE, '/workspace/envs.py:5')}\n{raised(last, TRAIN, SITE)}"
+    assert explain(log, "train.py", "envs.py").startswith("envs.py:5: ValueError: no episode")
+
+
+@OTHER_ENDED
+def test_an_ended_process_is_named_where_its_own_error_is_not_known(explain: Explain, last: str) -> None:
+    assert explain(raised(last, TRAIN, SITE), "train.py").startswith(f"train.py:3: {last}")
+
+
 @pytest.mark.parametrize(
     ("log", "line"),
     [

@@ -51,6 +51,13 @@ _NETWORK = re.compile(
     r"OfflineModeIsEnabled|LocalEntryNotFoundError|[Nn]ame resolution|Name or service not known|"
     r"Network is unreachable|couldn't connect|outgoing traffic has been disabled|offline mode",
 )
+#: What a process raises when another that it waits for is gone, whose own error is before it in the log: of the modules
+#: multiprocessing and concurrent.futures, torch.multiprocessing.spawn and the DataLoader.
+_OTHER_ENDED = re.compile(
+    r"(?:BrokenPipe|ConnectionReset|EOF)Error\b|(?:\w+\.)*(?:BrokenProcessPool|ProcessExitedException)\b|"
+    r"RuntimeError: DataLoader worker .* exited unexpectedly"
+)
+
 #: What a module that was built for numpy 1 makes numpy 2 print, and what a package that lacks a name makes Python say.
 _OLD_NUMPY = "compiled using NumPy 1.x cannot be run"
 _OF_OLD_NUMPY = r"numpy\.core\.multiarray|_ARRAY_API|binary incompatibility"
@@ -249,11 +256,14 @@ class Explanation:
         return None
 
     def _in_python(self, lines: list[str], hosts: list[str]) -> str | None:
-        """Return the last exception that has a line of the user's, else the last."""
+        """Return the last exception that has a line of the user's, else the last.
+
+        One that says that another process has ended does not replace the exception of that process.
+        """
         where, error = "", ""
         for traceback in tracebacks(lines):
             own = [(path, line) for path, line in traceback.frames if path.startswith(f"{self.folder}/")]
-            if own:
+            if own and not (where and _OTHER_ENDED.match(traceback.error)):
                 where, error = f"{self.shown(own[-1][0])}:{own[-1][1]}", traceback.error
             elif not where:
                 error = traceback.error
