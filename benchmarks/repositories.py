@@ -114,8 +114,8 @@ other builds used, too. An image that trained was tagged.
 Nineteen well-known repositories, and ten of the hundred, drawn by `{ten}` from those that are not above. Only `init`,
 with the answer that it names, and `image` were run, with a folder for `--data` where the third column says so.
 *Trained* and *ran*: the repository's program did, in the image, with a smoke test that `image` found. *Named*: no
-image, and the last line says rightly why. On 2026-11-28 six of the nineteen trained or ran, and a seventh ran a
-demonstration; none of the ten did. The goals were 13 and 7.
+image, and the last line says rightly why. By 2026-11-29 six of the nineteen had trained or run, and a seventh had run
+a demonstration; of the ten one had trained. The goals were 13 and 7.
 
 | repository | its own documents start | by hand | result | seconds of `image` |
 |---|---|---|---|---|
