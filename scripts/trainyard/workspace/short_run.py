@@ -217,7 +217,9 @@ class ShortRun:
             value = "smoke"
         if not value or word in self.args:
             takes_folder = _INPUT.search(word) and word not in self.files
-            needs = " and a folder for it: 'trainyard image --data FOLDER'" if takes_folder else ""
+            place = _PLACE.sub("", word).strip("-")
+            named = f" (it gets FOLDER/{place} if there is one)" if place else ""
+            needs = f" and a folder for it: 'trainyard image --data FOLDER'{named}" if takes_folder else ""
             return f"it needs a value for {name}{needs}"
         self.args[word] = option.given(value)
         return ""
