@@ -156,6 +156,13 @@ def test_a_package_in_src_with_a_command_of_the_project(proposed: Proposed) -> N
             "python pack/train.py",
             None,
         ),
+        # A module of the package that has the name of one of Python's.
+        (
+            {"src/pack/__init__.py": "", "src/pack/train.py": TRAIN.format(more="from typing import Any")}
+            | {"src/pack/typing.py": "from typing import *\n"},
+            "python -m pack.train",
+            None,
+        ),
     ],
 )
 def test_a_program_is_started_as_its_documents_and_imports_need_it(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -285,13 +286,15 @@ class Sources:
         """Return the path of an import; None if it is not in the repository.
 
         Scripts import from their own folder, too. Modules of packages do not: ``import jax`` in backend/utils.py is
-        JAX, even if there is a backend/jax.py.
+        JAX, even if there is a backend/jax.py, and ``import typing`` is Python's.
         """
         folder = source.path.split("/")[:-1]
         parts = statement.module.split(".") if statement.module else []
         if statement.level:
             bases = [folder[: len(folder) - statement.level + 1]]
-        elif "/".join(folder) in self._packages and import_names.names_backend(parts[0]):
+        elif "/".join(folder) in self._packages and (
+            import_names.names_backend(parts[0]) or parts[0] in sys.stdlib_module_names
+        ):
             bases = [[]]
         else:
             bases = [folder, []]
