@@ -210,6 +210,8 @@ CERTAIN = "ModuleNotFoundError: No module named 'x'"
         ("scripts", "OSError: anything", True, False, False),
         ("scripts", CERTAIN, True, True, False),
         ("modules", CERTAIN, True, True, False),
+        ("scripts", "ModuleNotFoundError: No module named 'peft.cli'", True, False, False),
+        ("modules", "ModuleNotFoundError: No module named 'llm.models'", True, False, False),
         ("modules", "ImportError: libcuda.so.1: cannot open shared object file", True, False, False),
         ("modules", "RuntimeError: no GPU", True, False, False),
         ("extension_modules", "ImportError: libfoo.so.1", True, False, False),
@@ -219,10 +221,11 @@ CERTAIN = "ModuleNotFoundError: No module named 'x'"
 def test_what_fails_ends_the_test_of_a_target_and_what_a_repository_lists_if_it_is_certain(
     kind: str, why: str, of_target: bool, listed: bool, unlisted: bool
 ) -> None:
+    """A listed package may be without a module of its own, and without llm, which the repository excludes."""
     target = recipes.make(load("tf-cpu"))
     own = target.model_copy(update={"extends": "tf-cpu", "listed": ("peft",)})
     judged = [
-        smoke_packages.is_refused(recipe, Finding(package, "1.0", kind, "what", why))
+        smoke_packages.is_refused(recipe, Finding(package, "1.0", kind, "what", why), {"llm"})
         for recipe, package in ((target, "psutil"), (own, "peft"), (own, "psutil"))
     ]
     assert judged == [of_target, listed, unlisted]

@@ -3,7 +3,7 @@
 :mod:`trainyard.image.installed_packages` tries them in one restricted container, while the smoke test trains. In the
 image of a target, whatever fails ends the test. In the image of a repository, the packages are tried that its target
 does not have, all of them if it has others in other versions; what fails there is a note, and ends the test only if
-the repository lists the package.
+the repository lists the package, which is whole and has all that it requires.
 
 A remedy is named if uv resolves the packages of the image with it, and it was tried in the image, unless it is large.
 """
@@ -18,7 +18,7 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,20 @@ def described(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def is_refused(recipe: Recipe, finding: Finding) -> bool:
-    """Return whether a finding ends the test: it is certain, and about what the image promises."""
+def is_refused(recipe: Recipe, finding: Finding, excluded: Collection[str] = ()) -> bool:
+    """Return whether a finding ends the test: it is certain, and about what the image promises.
+
+    Args:
+        excluded: canonical names of distributions that packages of the image require and it does not have, as with
+            uv's exclude-dependencies.
+    """
     if not recipe.is_repository:
         return True
     certain = _CERTAIN.match(finding.why) and not _ELSEWHERE.search(finding.why)
+    if missing := _MISSING.search(finding.why):
+        # A package may be without a module of its own as it was released, or without what the repository excludes.
+        top = missing[1].partition(".")[0]
+        certain = certain and not {canonicalize_name(top), import_names.proposed(top)} & {finding.package, *excluded}
     # A package loads only some of its extension modules, and asks for an entry point if its user does.
     return bool(certain and finding.package in recipe.listed and finding.kind in ("scripts", "modules"))
 
@@ -219,7 +228,8 @@ class Beside:
             return {}, [str(error)]  # it says nothing of a package
         self._requires = printed.pop("requires")
         findings = [Finding(**row) for row in printed.pop("findings")]
-        refused = [one for one in findings if is_refused(self._recipe, one)]
+        excluded = {canonicalize_name(one.name) for one in self._required()} - self._recipe.versions.keys()
+        refused = [one for one in findings if is_refused(self._recipe, one, excluded)]
         shown = grouped(refused, alike=True) or grouped(findings)
         described = [*map(str, map(self._with_remedy, shown[:_REMEDIES])), *map(str, shown[_REMEDIES:])]
         if refused:
