@@ -77,8 +77,8 @@ OF_PIL = "/opt/venv/lib/python3.13/site-packages/PIL/__init__.py:1"
 RANKS = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
 
 
-#: What a process raises when another has ended.
-OTHER_ENDED = pytest.mark.parametrize(
+#: Exceptions of a process whose worker has exited.
+WORKER_EXITED = pytest.mark.parametrize(
     "last",
     [
         "ConnectionResetError: [Errno 104] Connection reset by peer",
@@ -91,14 +91,14 @@ OTHER_ENDED = pytest.mark.parametrize(
 )
 
 
-@OTHER_ENDED
-def test_the_process_that_ended_first_is_explained(explain: Explain, last: str) -> None:
+@WORKER_EXITED
+def test_the_exception_of_the_worker_is_explained(explain: Explain, last: str) -> None:
     log = f"{raised('ValueError: no episode', SITE, '/workspace/envs.py:5')}\n{raised(last, TRAIN, SITE)}"
     assert explain(log, "train.py", "envs.py").startswith("envs.py:5: ValueError: no episode")
 
 
-@OTHER_ENDED
-def test_an_ended_process_is_named_where_its_own_error_is_not_known(explain: Explain, last: str) -> None:
+@WORKER_EXITED
+def test_a_worker_that_exits_without_a_traceback_is_named_by_its_parent(explain: Explain, last: str) -> None:
     assert explain(raised(last, TRAIN, SITE), "train.py").startswith(f"train.py:3: {last}")
 
 

@@ -221,7 +221,7 @@ CERTAIN = "ModuleNotFoundError: No module named 'x'"
 def test_what_fails_ends_the_test_of_a_target_and_what_a_repository_lists_if_it_is_certain(
     kind: str, why: str, of_target: bool, listed: bool, unlisted: bool
 ) -> None:
-    """A listed package may be without a module of its own, and without llm, which the repository excludes."""
+    """It is no error that peft was released without peft.cli, or that the repository excludes its dependency llm."""
     target = recipes.make(load("tf-cpu"))
     own = target.model_copy(update={"extends": "tf-cpu", "listed": ("peft",)})
     judged = [

@@ -51,9 +51,9 @@ _NETWORK = re.compile(
     r"OfflineModeIsEnabled|LocalEntryNotFoundError|[Nn]ame resolution|Name or service not known|"
     r"Network is unreachable|couldn't connect|outgoing traffic has been disabled|offline mode",
 )
-#: What a process raises when another that it waits for is gone, whose own error is before it in the log: of the modules
-#: multiprocessing and concurrent.futures, torch.multiprocessing.spawn and the DataLoader.
-_OTHER_ENDED = re.compile(
+#: Exceptions of a process whose worker has exited, with the traceback of the worker before them in the log: of Python's
+#: multiprocessing and concurrent.futures, and of PyTorch's torch.multiprocessing.spawn and DataLoader.
+_WORKER_EXITED = re.compile(
     r"(?:BrokenPipe|ConnectionReset|EOF)Error\b|(?:\w+\.)*(?:BrokenProcessPool|ProcessExitedException)\b|"
     r"RuntimeError: DataLoader worker .* exited unexpectedly"
 )
@@ -258,12 +258,12 @@ class Explanation:
     def _in_python(self, lines: list[str], hosts: list[str]) -> str | None:
         """Return the last exception that has a line of the user's, else the last.
 
-        One that says that another process has ended does not replace the exception of that process.
+        An exception which says that a worker has exited does not replace that of the worker.
         """
         where, error = "", ""
         for traceback in tracebacks(lines):
             own = [(path, line) for path, line in traceback.frames if path.startswith(f"{self.folder}/")]
-            if own and not (where and _OTHER_ENDED.match(traceback.error)):
+            if own and not (where and _WORKER_EXITED.match(traceback.error)):
                 where, error = f"{self.shown(own[-1][0])}:{own[-1][1]}", traceback.error
             elif not where:
                 error = traceback.error

@@ -3,7 +3,8 @@
 :mod:`trainyard.image.installed_packages` tries them in one restricted container, while the smoke test trains. In the
 image of a target, whatever fails ends the test. In the image of a repository, the packages are tried that its target
 does not have, all of them if it has others in other versions; what fails there is a note, and ends the test only if
-the repository lists the package, which is whole and has all that it requires.
+the repository lists the package. An import of a dependency that the repository excludes is a note, too, and so is one
+of a module that the package was released without.
 
 A remedy is named if uv resolves the packages of the image with it, and it was tried in the image, unless it is large.
 """
@@ -122,7 +123,7 @@ def described(numbers: Mapping[str, Any]) -> str:
     )
 
 
-def is_refused(recipe: Recipe, finding: Finding, excluded: Collection[str] = ()) -> bool:
+def is_refused(recipe: Recipe, finding: Finding, excluded: Collection[str]) -> bool:
     """Return whether a finding ends the test: it is certain, and about what the image promises.
 
     Args:
@@ -133,7 +134,7 @@ def is_refused(recipe: Recipe, finding: Finding, excluded: Collection[str] = ())
         return True
     certain = _CERTAIN.match(finding.why) and not _ELSEWHERE.search(finding.why)
     if missing := _MISSING.search(finding.why):
-        # A package may be without a module of its own as it was released, or without what the repository excludes.
+        # The package was released without this module, or the repository excludes the dependency that has it.
         top = missing[1].partition(".")[0]
         certain = certain and not {canonicalize_name(top), import_names.proposed(top)} & {finding.package, *excluded}
     # A package loads only some of its extension modules, and asks for an entry point if its user does.

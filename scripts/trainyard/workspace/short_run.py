@@ -217,7 +217,7 @@ class ShortRun:
             value = "smoke"
         if not value or word in self.args:
             takes_folder = _INPUT.search(word) and word not in self.files
-            place = _PLACE.sub("", word).strip("-")
+            place = _place(word)
             named = f" (it gets FOLDER/{place} if there is one)" if place else ""
             needs = f" and a folder for it: 'trainyard image --data FOLDER'{named}" if takes_folder else ""
             return f"it needs a value for {name}{needs}"
@@ -226,8 +226,13 @@ class ShortRun:
 
     def _folder(self, word: str) -> str:
         """Return the folder of the data for an option: the one in it that has the option's name, or /data itself."""
-        names = (word, _PLACE.sub("", word).strip("-"))
+        names = (word, _place(word))
         return next((f"/data/{name}" for name in self.inside if name.lower().replace("_", "-") in names), "/data")
+
+
+def _place(word: str) -> str:
+    """Return what an option calls its folder, ``clean`` for ``clean-dir``; empty for ``data-dir``."""
+    return _PLACE.sub("", word).strip("-")
 
 
 def _limiting() -> dict[str, str]:
