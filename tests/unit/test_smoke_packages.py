@@ -201,6 +201,35 @@ def test_a_test_without_a_result_fails_a_target_and_is_a_note_on_a_repository() 
                 beside.result()
 
 
+class Importing(Silent):
+    """Give the result of a package that cannot import a dependency of its own."""
+
+    dependency = ""
+
+    def _printed(self, container: Any) -> dict[str, Any]:
+        why = f"ModuleNotFoundError: No module named '{self.dependency}'"
+        row = {"package": "peft", "version": "1.0", "kind": "modules", "what": "import peft", "why": why}
+        return {"requires": [f"{self.dependency}>=0.1"], "findings": [row]}
+
+    def _with_remedy(self, finding: Finding) -> Finding:
+        return finding
+
+
+@pytest.mark.parametrize(("dependency", "excluded"), [("numpy", False), ("llm", True)])
+def test_a_dependency_that_the_image_does_not_have_was_excluded(dependency: str, excluded: bool) -> None:
+    """The lock has every dependency of its packages but those, and the image of tf-cpu has numpy."""
+    recipe = recipes.make(load("tf-cpu")).model_copy(update={"extends": "tf-cpu", "listed": ("peft",)})
+    beside = Importing(recipe, None)  # type: ignore[arg-type]
+    beside.dependency = dependency
+    beside.start(object())
+    line = f"peft 1.0: import peft fails: ModuleNotFoundError: No module named '{dependency}'"
+    if excluded:
+        assert beside.result()[1] == [line]
+    else:
+        with pytest.raises(StepFailed, match=line):
+            beside.result()
+
+
 CERTAIN = "ModuleNotFoundError: No module named 'x'"
 
 
