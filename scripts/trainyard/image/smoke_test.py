@@ -63,8 +63,9 @@ _NOISE = re.compile(
     r"^(?:WARNING|ERROR|CRITICAL|FATAL|Traceback|\S*Warning:|[WEF]\d{4} |.*: (?:User|Deprecation)Warning:)"
 )
 
-#: TensorFlow with CUDA logs this error on a host without a driver; the launcher has printed a warning about it before.
-_NO_DRIVER = "failed call to cuInit"
+#: TensorFlow with CUDA logs the error on a host without a driver, about which the launcher has printed a warning. With
+#: the other line abseil announces a line of its log, which is judged by itself.
+_EXPECTED = ("failed call to cuInit", "WARNING: All log messages before absl::InitializeLog()")
 
 #: What the message about a failed run says about its container, and what to do.
 RESTRICTED = f" in a container with {smoke_containers.RESTRICTED}: try docker run {smoke_containers.RESTRICTED_FLAGS}"
@@ -101,7 +102,7 @@ def printed(finished: Finished, what: str) -> dict[str, Any]:
 
 def unexpected_lines(lines: list[str]) -> list[str]:
     """Return the lines that the log of a good run does not have."""
-    return [line for line in lines if _NOISE.match(line) and _NO_DRIVER not in line]
+    return [line for line in lines if _NOISE.match(line) and not any(known in line for known in _EXPECTED)]
 
 
 def _digits() -> dict[str, bytes]:
