@@ -35,10 +35,10 @@ def test_good_runs_pass() -> None:
 
 def test_the_error_of_tensorflow_without_a_driver_is_expected() -> None:
     """tf-gpu trains on machines without a GPU; every other error line of its log counts."""
-    announced = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+    preamble = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
     known = "E0000 00:00:1795233389.389141       7 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
     other = "E0000 00:00:1795233389.389141       7 cuda_dnn.cc:1] Unable to register cuDNN factory"
-    assert smoke_test.unexpected_lines([announced, known, other]) == [other]
+    assert smoke_test.unexpected_lines([preamble, known, other]) == [other]
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_test_without_a_result_fails_a_target_and_is_a_note_on_a_repository() 
 
 
 class Importing(Silent):
-    """Give the result of a package that cannot import a dependency of its own."""
+    """Stand in for a container in which importing a package fails with ModuleNotFoundError."""
 
     dependency = ""
 

@@ -63,8 +63,8 @@ _NOISE = re.compile(
     r"^(?:WARNING|ERROR|CRITICAL|FATAL|Traceback|\S*Warning:|[WEF]\d{4} |.*: (?:User|Deprecation)Warning:)"
 )
 
-#: TensorFlow with CUDA logs the error on a host without a driver, about which the launcher has printed a warning. With
-#: the other line abseil announces a line of its log, which is judged by itself.
+#: What TensorFlow with CUDA logs on a host without a driver: the error, about which the launcher has printed a warning,
+#: and the line that Abseil prints before the first line of its log. The lines after it are judged by themselves.
 _EXPECTED = ("failed call to cuInit", "WARNING: All log messages before absl::InitializeLog()")
 
 #: What the message about a failed run says about its container, and what to do.
